@@ -1,5 +1,7 @@
-/* Attaches the process to a daemon's session when the library is loaded. If another daemon starts
- * later, attaches the process to that daemon's session. */
+/* Attaches the process to a daemon's session when the library is loaded.
+ *
+ * A session consists of the segments of shared memory of one daemon. If the daemon ends and another
+ * daemon starts later, the process attaches to the session of the new daemon. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +21,7 @@
 #include "preload/session/tell.h"
 #include "shared/sys.h"
 
-#define NODE_BYTES 4096 /* every session except `first` is allocated on its own page */
+#define NODE_BYTES 4096 /* a page for each struct session, except `first` */
 #define NUMBERS 32
 
 static struct session first;
@@ -30,8 +32,9 @@ int monarch_lacks_room(void) { return (int)__atomic_load_n(&lacks_room, __ATOMIC
 
 /* --- attaching ------------------------------------------------------------------------------ */
 
-/* Fills in `s`, a new session that no other thread has seen yet. Takes over the mapped segment
- * `control`, and maps the segment `clients`. Returns 0 if the segment `clients` cannot be used. */
+/* Fills in `s`, a new session that no other thread has seen yet. The segment `control` is already
+ * mapped, and becomes part of the session. Maps the segment `clients`. Returns 0 if the segment
+ * `clients` cannot be used. */
 static int map_into(struct session *s, const struct monarch_segment *control) {
     int reused = 0;
     struct monarch_clients *m = monarch_map_range(MONARCH_RANGE_CLIENTS, &reused);
@@ -50,9 +53,10 @@ static int map_into(struct session *s, const struct monarch_segment *control) {
     return 0;
 }
 
-/* Attaches to the current session. `old` is the session to which the process is attached, or NULL.
- * If the current session is `old`, returns `old`. If there is no session that this process can use,
- * returns NULL. Otherwise returns a new session, which no other thread has seen yet. */
+/* Attaches to the session whose segments are in the session's directory now. `old` is the session
+ * to which the process is attached, or NULL. If the directory still has the segments of `old`,
+ * returns `old`. If this process cannot use the session, or if there is none, returns NULL.
+ * Otherwise returns a new session, which no other thread has seen yet. */
 static struct session *attach(struct session *old) {
     struct monarch_segment control;
     struct session *s = NULL;
@@ -91,7 +95,8 @@ struct search {
     uint32_t number;
 };
 
-/* Reads a descriptor's attributes without asking the file system's server, which may hang. */
+/* Stores a descriptor's attributes in *st. Does not wait for the server of a network file system,
+ * which may hang. */
 static int attributes_of(int fd, struct stat *st) {
     struct statx x;
     const unsigned mask = STATX_BASIC_STATS;
@@ -107,7 +112,8 @@ static int attributes_of(int fd, struct stat *st) {
     return 1;
 }
 
-/* If the descriptor refers to a copy, marks the copy's session as still needed. */
+/* If the descriptor refers to a copy, records that the copy's session is still needed: stores the
+ * number of the current search in the session. data: the search. */
 static void note_need(int fd, void *data) {
     const struct search *search = data;
     const struct monarch_catalog *c;
@@ -122,10 +128,11 @@ static void note_need(int fd, void *data) {
         ;
 }
 
-/* Call this after `newest` has replaced a session. Releases the mappings of all sessions older than
- * the replaced one, except sessions whose copies or listings the process still has open. If two
- * threads call this function at once, one of them may visit a session that the other has already
- * removed from the list. That does no harm, because a session is never freed. */
+/* Call this after the session `newest` has replaced another session. Releases the mappings of all
+ * sessions that are older than the replaced session, except sessions whose copies or listings the
+ * process still has open. If two threads call this function at once, one of them may visit a
+ * session that the other has already removed from the list. That does no harm, because a session is
+ * never freed. */
 static void retire(struct session *newest) {
     struct session *last = newest->before, *s;
     struct search search = {newest, __atomic_add_fetch(&searches, 1, __ATOMIC_ACQ_REL)};
@@ -146,12 +153,13 @@ static void retire(struct session *newest) {
 
 /* --- switches and rights ---------------------------------------------------------------------- */
 
-static uint32_t looks; /* atomic: number of checks of switches and rights so far */
+static uint32_t looks; /* atomic: number of checks of switch files and rights so far */
 
 static uint32_t begin_look(void) { return __atomic_add_fetch(&looks, 1, __ATOMIC_SEQ_CST) << 1; }
 
-/* Stores the result of a check of switches and rights. look: number of the check. off: 1 if nothing
- * may be read from copies. If a later check has already stored its result, changes nothing. */
+/* Stores the result of a check of the switch files, which switch Monarch off, and of the process's
+ * rights. look: number of the check, as begin_look has returned it. off: 1 if nothing may be read
+ * from copies. If a later check has already stored its result, stores nothing. */
 static void end_look(struct session *s, uint32_t look, uint32_t off) {
     uint32_t seen = __atomic_load_n(&s->off, __ATOMIC_RELAXED);
     while ((int32_t)(look - (seen & ~1U)) > 0 &&
@@ -171,10 +179,11 @@ static void look_at_switches(struct session *s, int is_gone) {
     end_look(s, look, off);
 }
 
-/* Attaches to a new daemon's session. Several threads may call this function at the same time. Each
- * of them maps the session, and one of these mappings then becomes the one that all threads use. No
- * lock is taken, because the holder of a lock might never release it: a signal handler may have
- * interrupted the holder, or the holder may be a killed child of vfork. */
+/* Attaches to a new daemon's session in place of `old`. Several threads may call this function at
+ * the same time. Each of them maps the session. The first thread that stores its mapping in
+ * monarch_current wins, and the other threads discard theirs. No lock is taken, because the holder
+ * of a lock might never release it: a signal handler may have interrupted the holder, or the holder
+ * may be a killed child of vfork. */
 static struct session *attach_again(struct session *old) {
     struct session *fresh = attach(old);
     if (!fresh || fresh == old)
@@ -189,13 +198,13 @@ static struct session *attach_again(struct session *old) {
         return fresh;
     }
     detach(fresh);
-    /* Another thread was faster: the exchange has set `old` to the session that the other thread
-     * has attached. */
+    /* Another thread was faster. The failed exchange has set `old` to the session that the other
+     * thread has stored. */
     return old;
 }
 
-/* Attaches to one newer session after another, until it finds a session whose daemon serves.
- * Returns NULL if no daemon serves. */
+/* Attaches to newer sessions, one after the other, until the daemon of a session serves. Returns
+ * NULL if no daemon serves. */
 static struct session *follow(struct session *s) {
     for (;;) {
         struct session *next = attach_again(s);
@@ -236,9 +245,9 @@ void monarch_rights_may_differ(void) {
         end_look(s, look, 1);
 }
 
-/* Returns whether the name `control` in the session's directory still leads to this session's
- * segment. The name is checked at most once per tick of the coarse clock. That is enough, because a
- * new daemon needs more than one tick to start. */
+/* Returns whether the name `control` in the session's directory still leads to the segment of this
+ * session. If it does not, another daemon has started. The name is checked at most once per tick of
+ * the coarse clock. That is enough, because a new daemon needs more than one tick to start. */
 static int is_linked_still(struct session *s) {
     uint64_t now = coarse_ns();
     if (__atomic_load_n(&s->linked_ns, __ATOMIC_RELAXED) == now)
@@ -251,9 +260,9 @@ static int is_linked_still(struct session *s) {
 
 /* Returns the session whose daemon must learn of a change that this process makes, or NULL if no
  * daemon serves. Usually this is the session to which the process is attached. If a new daemon has
- * started, returns the new daemon's session. If the session's directory was removed but no new
- * daemon has started, returns the old session, because the old daemon may still serve other
- * processes. */
+ * started, first attaches to the new daemon's session, and returns that session. If the session's
+ * directory was removed, and no new daemon has started, returns the old session, because the old
+ * daemon may still serve other processes. */
 struct session *monarch_session_for_change(void) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     int serves = monarch_is_serving(s);
@@ -272,7 +281,7 @@ struct session *monarch_session_slow(void) {
 }
 
 /* Returns whether this process runs the command `monarch`, which itself starts and stops daemons.
- * For a process that runs a script, PR_GET_NAME returns the script's name. */
+ * If a process runs a script, PR_GET_NAME returns the script's name. */
 static int is_our_command(void) {
     char name[16] = "";
     sys6(SYS_prctl, PR_GET_NAME, (long)name, 0, 0, 0, 0);
@@ -283,8 +292,9 @@ __attribute__((constructor)) static void load(void) {
     monarch_real_init();
     const char *config = secure_getenv("MONARCH_CONFIG"), *off = secure_getenv("MONARCH_DISABLE");
     const char *sources = secure_getenv("MONARCH_SOURCE");
-    /* If only the site's environment module has set up Monarch (MONARCH_SITE_CONFIG), the user has
-     * not requested a daemon. A missing daemon then needs no warning. */
+    /* The environment module of a site may set up Monarch for all users, by MONARCH_SITE_CONFIG. If
+     * only this variable is set, the user has not requested a daemon, so the library does not warn
+     * that no daemon serves. */
     int is_meant = (config && *config) || (sources && *sources);
     int is_site = !config || !*config;
     if (is_site)
@@ -295,7 +305,7 @@ __attribute__((constructor)) static void load(void) {
     monarch_log_init();
     monarch_rank_init();
     if (!monarch_find_session_dir(config)) {
-        /* unlike other programs, the command `monarch` reports this error itself */
+        /* the command `monarch` reports this error itself */
         if (!is_our_command())
             monarch_warn(is_site ? "MONARCH_SITE_CONFIG names a file that cannot be found:"
                                  : "MONARCH_CONFIG names a file that cannot be found:",

@@ -23,12 +23,12 @@
 /* After an attempt to start a daemon, this process makes no other attempt for this long [ns]. */
 #define PAUSE_NS 200000000ULL
 /* If an attempt has found no interpreter, this process makes no other attempt for this long [ns].
- * If the claim (claim.h) allows no start yet, the next attempt is made when a start is allowed, but
- * at the latest after this time. */
+ * If the claim (claim.h) does not allow a start yet, the next attempt is made when a start is
+ * allowed, but at the latest after this time. */
 #define LONG_PAUSE_NS 1000000000ULL
-/* A daemon counts as killed if its heartbeat has not changed for this long [ns]. For a daemon in
- * another pid namespace, the heartbeat is the only sign by which this process can notice that the
- * daemon was killed. */
+/* A daemon is assumed to be killed if its heartbeat counter has not changed for this long [ns]. For
+ * a daemon in another pid namespace, the heartbeat is the only sign by which this process can
+ * notice that the daemon was killed. */
 #define SILENT_NS 10000000000ULL
 /* Number of bytes of a configuration that are searched for the word `autostart`. */
 #define MOST_SEARCHED 65536
@@ -38,14 +38,14 @@ uint32_t monarch_autostart;
 /* The state of autostart in this process, set up when the library is loaded. Its memory is
  * allocated only if autostart is requested. */
 struct plan {
-    uint64_t mounts, users, net, root_dev, root_ino; /* namespaces and root directory at load */
+    uint64_t mounts, users, net, root_dev, root_ino; /* inodes of namespaces and root, at load */
     /* result of confinement() at load */
     uint64_t confined;
     uint64_t signals; /* signals that were blocked at load */
     uint32_t uid, gid;
     uint32_t wish; /* atomic: enum monarch_wish */
-    /* Atomic. The pid of the process in which a thread is trying to start a daemon; 0 if no thread
-     * is trying. Only this thread uses the fields below. */
+    /* Atomic. The pid of the process of which one thread is trying to start a daemon; 0 if no
+     * thread is trying. Only that thread uses the fields below. */
     uint32_t user;
     uint64_t blocked; /* signals that were blocked before the attempt */
     char record[MONARCH_RECORD_BYTES];
@@ -62,8 +62,8 @@ static void switch_off(void) { __atomic_store_n(&monarch_autostart, 0, __ATOMIC_
 
 /* --- the environment ------------------------------------------------------------------------- */
 
-/* Returns whether the variable is one that jobs set for their own programs, for example LD_PRELOAD.
- * The daemon's Python must not get such variables. */
+/* Returns whether jobs set this variable for their own programs, for example LD_PRELOAD. Such
+ * variables must not reach the daemon's Python. */
 static int is_the_jobs(const char *variable) {
     static const char *const prefixes[] = {"LD_",  "PYTHON",          "OMP_", "GOMP_", "KMP_",
                                            "MKL_", "MONARCH_DISABLE="};
@@ -80,10 +80,10 @@ static size_t environment_bytes(size_t *variables) {
     return bytes + (*variables + 2) * sizeof(char *);
 }
 
-/* Copies the environment, because other threads may change it later. The copy is the environment of
- * the starter, the program that starts the daemon. The copy lacks the job's variables. It has
+/* Copies the environment for the starter, the program that starts the daemon. It is copied now,
+ * because other threads may change it later. The copy lacks the job's variables. It has
  * MONARCH_DISABLE=1, so that the library does nothing in the starter, even if /etc/ld.so.preload
- * loads it there. */
+ * loads the library there. */
 static void copy_environment(struct plan *p, size_t variables) {
     char *text = (char *)&p->envp[variables + 2];
     size_t n = 0;
@@ -106,8 +106,8 @@ static const char *value_of(const char *name) {
 /* --- the user's wish -------------------------------------------------------------------------- */
 
 /* Returns whether the file contains the word `autostart`. The library cannot read YAML, so it only
- * searches for the word. The starter later reads the file, and decides whether a daemon is
- * started. */
+ * searches for the word. The starter later reads the file, and decides whether it starts a
+ * daemon. */
 static int has_word(const char *file) {
     static const char word[] = "autostart";
     struct monarch_reader r;
@@ -135,8 +135,8 @@ static int has_record(void) {
     return fd >= 0;
 }
 
-/* Reads from the session's record whether a daemon is to be started. If the record says no,
- * MONARCH_AUTOSTART=1 overrides it. */
+/* Reads from the session's record whether the user wishes a daemon to be started.
+ * MONARCH_AUTOSTART=1 overrides a record that says no. */
 static void read_wish(struct plan *p) {
     const char *asked = value_of("MONARCH_AUTOSTART");
     const struct monarch_setting now = {p->config, p->mounts, value_of};
@@ -163,8 +163,9 @@ static uint32_t id(long call) { return (uint32_t)sys6(call, 0, 0, 0, 0, 0, 0); }
 
 static uint64_t blocked_signals(void) { return sys_signals(SIG_BLOCK, 0); }
 
-/* Returns a checksum of the thread's capabilities, system call filters and the like, as /proc shows
- * them. Returns 0 if /proc cannot be read, for example because no descriptor is free. */
+/* Returns a checksum of what /proc shows about the thread's confinement, such as its capabilities
+ * and system call filters. Returns 0 if /proc cannot be read, for example because no descriptor is
+ * free. */
 static uint64_t confinement(void) {
     static const char first[] = "\nCapInh:", last[] = "\nCpus_allowed:";
     char text[2048];
@@ -178,13 +179,14 @@ static uint64_t confinement(void) {
 }
 
 /* Returns whether this process still has the user, group, root directory and namespaces that it had
- * when the library was loaded. If any of these has changed, the process is confined. A daemon that
- * it started would have the same restrictions, and would be of little use to other processes. The
- * result is also 0 in two cases in which a start would do harm. First, a process that adopts
- * orphans (pid 1 or a subreaper) would get the daemon as its child, and its own wait() would report
- * the daemon. Second, after unshare(CLONE_NEWPID), the intermediate process (launch.c) would be the
- * first process of the new namespace, and its end would kill all other processes of that
- * namespace. */
+ * when the library was loaded. If one of these has changed, the process is confined. A daemon that
+ * it started would have the same restrictions, and would be of little use to other processes.
+ *
+ * The result is also 0 in two cases in which a start would do harm. In the first case, the process
+ * adopts orphans, because it is pid 1 or a subreaper. The daemon would become its child, and its
+ * own wait() would report the daemon. In the second case, the process has called
+ * unshare(CLONE_NEWPID). The intermediate process (launch.c) would be the first process of the new
+ * namespace, and its end would kill all other processes of that namespace. */
 static int is_where_we_were_loaded(const struct plan *p) {
     int adopts = 0;
     uint64_t dev = 0, pids = inode_of("/proc/thread-self/ns/pid_for_children", NULL);
@@ -198,10 +200,10 @@ static int is_where_we_were_loaded(const struct plan *p) {
            inode_of("/proc/thread-self/ns/net", NULL) == p->net;
 }
 
-/* Returns whether a start is possible now. The start is postponed if a signal is blocked now but
- * was not blocked at load: the thread may be in a handler of that signal. The start is also
- * postponed while no descriptor is free. Any other obstacle is assumed to be permanent, so this
- * process does not try to start a daemon again. */
+/* Returns whether a start is possible now. Two obstacles only postpone the start. First, a signal
+ * is blocked that was not blocked at load: the thread may be in a handler of that signal. Second,
+ * no descriptor is free. After any other obstacle, this process never tries to start a daemon
+ * again. */
 static int may_start(const struct plan *p) {
     if (p->blocked & ~p->signals)
         return 0;
@@ -228,10 +230,9 @@ static int another_serves(const struct session *s) {
 
 static void pause_until(uint64_t ns) { __atomic_store_n(&next_ns, ns, __ATOMIC_RELAXED); }
 
-/* Runs in a new process. The process becomes the starter of a daemon if this function finds the
- * Python interpreter, and if the claim (claim.h) allows a start. If the interpreter is not
- * found, a later attempt searches for it again, because the file system may have failed only for
- * a moment. */
+/* Runs in a new process. The new process becomes the starter if this function finds the Python
+ * interpreter, and if the claim (claim.h) allows a start. If the interpreter is not found, a later
+ * attempt searches for it again, because the file system may have failed only for a moment. */
 static int prepare(void *data, int *errors) {
     struct plan *p = data;
     if (monarch_find_interpreter(p->python, p->packages))
@@ -276,10 +277,11 @@ static void end_attempt(struct plan *p) {
 }
 
 /* Reserves the plan for the calling thread, which then tries to start a daemon. Returns 0 if the
- * thread must not try now, for example because another thread of this process is trying. A forked
- * child may reserve the plan even if, at the fork, a thread of the parent had reserved it. All
- * signals are blocked until the attempt has ended. Otherwise, a signal handler could jump out of
- * the call that it has interrupted (siglongjmp), and the plan would stay reserved. */
+ * thread must not try now, for example because another thread of this process is trying. If a
+ * thread of the parent had reserved the plan at the time of a fork, the child may reserve its own
+ * copy of the plan nevertheless. All signals are blocked until the attempt has ended. Otherwise, a
+ * signal handler could leave the interrupted attempt by siglongjmp, and the plan would stay
+ * reserved. */
 static int begin_attempt(struct plan *p) {
     if (monarch_now_ns() < __atomic_load_n(&next_ns, __ATOMIC_RELAXED))
         return 0;
@@ -309,10 +311,11 @@ static int is_the_systems(const char *path) {
     for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++)
         if (strncmp(path, prefixes[i], strlen(prefixes[i])) == 0)
             return 1;
-    return path[0] != '/'; /* for a pipe or a socket, the kernel's name is not a path */
+    return path[0] != '/'; /* the kernel's name of a pipe or socket is no path */
 }
 
-/* Returns whether the file may belong to a dataset. */
+/* Returns whether the file that is open as `fd` may belong to a dataset. Writes the path that the
+ * kernel reports for the file to `name` (MONARCH_PATH_MAX bytes). */
 static int may_be_of_source(struct plan *p, int fd, char *name) {
     char link[32];
     struct stat st;
@@ -325,8 +328,8 @@ static int may_be_of_source(struct plan *p, int fd, char *name) {
     return may_be && sys_fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
 }
 
-/* Returns whether the user has stopped the daemon to which this process was attached (`monarch
- * stop`). The library does not start that daemon again. */
+/* Returns whether this process was attached to a daemon that the user has stopped since then
+ * (`monarch stop`). The library does not start such a daemon again. */
 static int is_to_stay_stopped(const struct session *s) {
     uint64_t size = 0;
     int fd = s == &monarch_waiting ? -1 : monarch_open_segment("stopped", O_RDONLY, &size);
@@ -335,7 +338,7 @@ static int is_to_stay_stopped(const struct session *s) {
     return size != 0;
 }
 
-/* Returns 1 if the claim was checked and forbids a start now. The caller then need not examine the
+/* Returns 1 if the claim (claim.h) forbids a start now, so that the caller need not examine the
  * opened file. The claim is checked at most once per LONG_PAUSE_NS. If it is not checked, the
  * result is 0. */
 static int are_used_up(void) {
@@ -364,12 +367,12 @@ void monarch_autostart_opened_slow(int fd) {
 
 /* --- while a session is used ----------------------------------------------------------------- */
 
-/* Atomic. seen_beat: the last heartbeat that was seen, plus the session's inode number, so that a
- * new session counts as a change. seen_ns: time of the last change of seen_beat. */
+/* Atomic. seen_beat: the last seen heartbeat plus the session's inode number; the sum also changes
+ * when the process attaches to a new session. seen_ns: time of the last change of seen_beat. */
 static uint64_t seen_beat, seen_ns;
 
-/* Returns whether the daemon's process has certainly ended. Returns 0 if the daemon is in another
- * pid namespace, because this process cannot see it there. */
+/* Returns whether the daemon's process has certainly ended. If the daemon is in another pid
+ * namespace, the result is 0, because this process cannot see the daemon. */
 static int is_gone(const struct session *s) {
     return s->control->pids && s->control->pids == inode_of("/proc/thread-self/ns/pid", NULL) &&
            sys6(SYS_kill, s->control->pid, 0, 0, 0, 0, 0) == -ESRCH;
@@ -383,7 +386,8 @@ static int is_dead(const struct session *s) {
     return now - __atomic_load_n(&seen_ns, __ATOMIC_RELAXED) >= SILENT_NS || is_gone(s);
 }
 
-/* Starts the starter, unless the configuration says that no daemon is wanted. */
+/* Launches a starter for the session, unless the configuration says that no daemon is to be
+ * started. */
 static void start_for_session(struct plan *p, const struct session *s) {
     if (!begin_attempt(p))
         return;
@@ -421,8 +425,8 @@ static struct plan *new_plan(const char *config) {
     return p;
 }
 
-/* Returns whether `named`, the value of MONARCH_SOURCE, names a directory that is not a source of
- * the session. The value is a list of directories with ':' between them. */
+/* Returns whether `named`, the value of MONARCH_SOURCE, contains a directory that is not a source
+ * of the session. The value is a list of directories, separated by ':'. */
 static int lacks_source(const struct session *s, const char *named) {
     for (size_t n = 0; named && *named; named += n + (named[n] == ':')) {
         int has = 0;
@@ -438,10 +442,10 @@ static int lacks_source(const struct session *s, const char *named) {
     return 0;
 }
 
-/* Returns whether the starter is needed although there is a session. It is needed in two cases: the
- * session's daemon was killed, or the daemon must learn of a new source. The second case cannot
- * occur if there is a record for this process's setting. A daemon that starts removes the records
- * of all other settings, so the daemon then has this setting's sources already. */
+/* Returns whether a starter is needed although there is a session. It is needed in two cases: the
+ * session's daemon was killed, or the daemon must learn of a new source. The second case is
+ * impossible if there is a record for this process's setting: a daemon that starts removes the
+ * records of all other settings, so the daemon has this setting's sources already. */
 static int needs_starter(const struct plan *p, const struct session *s) {
     return is_gone(s) ||
            (p->wish == MONARCH_WISH_UNKNOWN && lacks_source(s, value_of("MONARCH_SOURCE")));
@@ -459,8 +463,8 @@ int monarch_autostart_init(const char *config, const struct session *s) {
         return 0;
     __atomic_store_n(&monarch_autostart, 1, __ATOMIC_RELAXED);
     read_wish(plan);
-    /* has_record may have found a record for another setting, or for an earlier version of the
-     * configuration. That record does not show that autostart is requested. */
+    /* has_record also finds a record for another setting, or for an earlier version of the
+     * configuration. Such a record does not show that the user has requested autostart. */
     if (plan->wish == MONARCH_WISH_UNKNOWN && !is_asked && !may_be_wished(config))
         monarch_autostart = 0;
     if (s && monarch_autostart && needs_starter(plan, s))

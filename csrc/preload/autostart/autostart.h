@@ -1,8 +1,9 @@
-/* Starts the daemon when a program first opens a file of a dataset, if the configuration or
- * MONARCH_AUTOSTART=1 requests that.
+/* Starts the daemon when a program first opens a file of a dataset, if the user has requested
+ * autostart.
  *
- * The program's process only launches a starter (monarch_py/commands/autostart.py), which then
- * starts the daemon. The process does not wait until the daemon runs. */
+ * The user requests autostart in the configuration or by MONARCH_AUTOSTART=1. The program's process
+ * only launches a starter (monarch_py/commands/autostart.py), a Python program that starts the
+ * daemon. The process does not wait until the daemon runs. */
 #pragma once
 
 #include "preload/process/attributes.h"
@@ -11,9 +12,9 @@
 /* Atomic; 1: this process may have to start a daemon. */
 extern uint32_t monarch_autostart HIDDEN;
 
-/* Call this in the library's constructor. `s` is the session of the daemon that serves, or NULL.
- * Returns 1 if the library will start a daemon when one is needed. The caller then need not advise
- * the user to start one. */
+/* Call this in the library's constructor. config: path of the configuration. s: the session to
+ * which the process is attached, or NULL. Returns 1 if the library will start a daemon when one is
+ * needed. In this case, the caller need not warn the user that no daemon serves. */
 int monarch_autostart_init(const char *config, const struct session *s);
 
 void monarch_autostart_opened_slow(int fd);
@@ -25,7 +26,7 @@ static inline void monarch_autostart_opened(int fd) {
 
 void monarch_autostart_watch_slow(const struct session *s);
 /* Called about once a second while the process uses the session. If the session's daemon was
- * killed, starts another daemon. */
+ * killed, requests the start of another daemon. */
 static inline void monarch_autostart_watch(const struct session *s) {
     if (__builtin_expect(__atomic_load_n(&monarch_autostart, __ATOMIC_RELAXED), 0))
         monarch_autostart_watch_slow(s);

@@ -7,17 +7,17 @@
 #include "preload/session/segments.h"
 #include "shared/sys.h"
 
-/* Number of start times that the session's file `starts` can hold. */
+/* Maximum number of start times in the session's file `starts`. */
 #define STARTS 3
-/* In any period of this length [ns], a daemon may be started at most STARTS times: for example,
- * once at first, and twice more after it was killed. */
+/* In any period of this length [ns], at most STARTS starts are allowed: for example, a first start,
+ * and two more after the daemon was killed. */
 #define WITHIN_NS 600000000000ULL
 /* Shortest time between two starts [ns]. If a start has failed, an immediate second start would
  * usually fail too. */
 #define APART_NS 5000000000ULL
-/* The time of each start is stored. If the starter then finds that no daemon should be started, it
- * makes this time an odd number. A start with an odd time counts toward the limit STARTS only for
- * this long [ns]. */
+/* If a starter finds that no daemon should be started, it makes the stored time of its own start
+ * odd. All other stored times are even. A start with an odd time counts toward the limit STARTS
+ * only for this long [ns]. */
 #define UNNEEDED_NS 60000000000ULL
 
 static int is_private(int fd, mode_t type) {
@@ -26,10 +26,10 @@ static int is_private(int fd, mode_t type) {
            st.st_uid == (uid_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0);
 }
 
-/* Opens a directory that only this user can access, and creates it if there is none. If `dir` is
- * AT_FDCWD, fails if `path` is a link. If `dir` is a descriptor, `path` is not checked: `dir` then
- * refers to a directory that only this user can access, so no other user can create a link
- * there. */
+/* Opens a directory to which only this user has access, and creates it if there is none. Fails if
+ * other users have access. If `dir` is AT_FDCWD, also fails if `path` is a link. If `dir` is a
+ * descriptor, `path` may be a link: only this user has access to the directory `dir`, so no other
+ * user can have made the link. */
 static int open_directory(int dir, const char *path) {
     const int links = dir == AT_FDCWD ? O_NOFOLLOW : 0;
     sys6(SYS_mkdirat, dir, (long)path, 0700, 0, 0, 0);
@@ -55,15 +55,15 @@ static int open_session(void) {
     return above < 0 ? -1 : open_directory(above, name + 1);
 }
 
-/* Returns the time until which a start counts toward the limit STARTS, or 0 if the start does not
- * count. If a start's time is in the future, the start was made before the last boot, and does not
- * count. */
+/* Returns the time until which the start made at the time `start` counts toward the limit STARTS,
+ * or 0 if it does not count. The clock begins at 0 when the node boots. So a start whose time is in
+ * the future was made before the last boot, and does not count. */
 static uint64_t end_of(uint64_t start, uint64_t now) {
     return start > now || !start ? 0 : start + (start & 1 ? UNNEEDED_NS : WITHIN_NS);
 }
 
 /* Returns the time until which no start is allowed, or 0 if one is allowed now. Sets *first to the
- * index at which the next start is recorded. */
+ * index at which the time of the next start must be stored. */
 static uint64_t taken_until(const uint64_t *starts, uint64_t now, int *first) {
     uint64_t until = 0;
     *first = 0;
@@ -88,7 +88,7 @@ uint64_t monarch_claim_taken_until(void) {
     return taken_until(starts, monarch_now_ns(), &first);
 }
 
-/* Records this start. Returns 0 if no start is allowed now. */
+/* Stores the time of this start in the file `fd`. Returns 0 if no start is allowed now. */
 static int count_start(int fd) {
     uint64_t starts[STARTS] = {0}, now = monarch_now_ns();
     int first;
@@ -99,8 +99,8 @@ static int count_start(int fd) {
     return sys_pwrite(fd, starts, sizeof starts, 0) == sizeof starts;
 }
 
-/* On failure, this function does not close its descriptors: the process ends soon, and the kernel
- * then closes them. */
+/* On failure, this function does not close its descriptors: the calling process, which was made to
+ * become the starter, then ends, and the kernel closes them. */
 int monarch_claim_start(int *errors) {
     int dir = open_session(), fd = dir < 0 ? -1 : open_file(dir, "starts", O_RDWR);
     if (fd < 0 || !is_private(fd, S_IFREG) ||

@@ -7,7 +7,7 @@
 #include "preload/process/text.h"
 #include "shared/sys.h"
 
-/* Cuts the last component off the path. Returns that component, or NULL if there is none. */
+/* Removes the last component from the path. Returns that component, or NULL if there is none. */
 static char *cut(char *path) {
     char *slash = strrchr(path, '/');
     if (!slash || slash == path)
@@ -16,16 +16,17 @@ static char *cut(char *path) {
     return slash + 1;
 }
 
-/* Returns whether the file can be the interpreter. If the interpreter's path is too long for the
- * first line of a script, pip writes /bin/sh there, which is not the interpreter. */
+/* Returns whether the file can be the interpreter. `path` may come from the first line of a script
+ * that pip has written. If the interpreter's path is too long for this line, pip writes /bin/sh
+ * there instead. */
 static int is_interpreter(const char *path) {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     return path[0] == '/' && (strncmp(name, "python", 6) == 0 || strncmp(name, "pypy", 4) == 0) &&
            sys6(SYS_faccessat, AT_FDCWD, (long)path, X_OK, 0, 0, 0) == 0;
 }
 
-/* Reads the path that follows `prefix` in the first line of a file. Returns whether it is the path
- * of an interpreter. */
+/* Reads into `out` the path that follows `prefix` in the first line of a file. Returns whether it
+ * is the path of an interpreter. */
 static int read_path(const char *file, const char *prefix, char *out) {
     size_t n = strlen(prefix);
     int fd = sys_openat(AT_FDCWD, file, O_RDONLY | O_CLOEXEC);
@@ -40,10 +41,10 @@ static int read_path(const char *file, const char *prefix, char *out) {
     return is_interpreter(out);
 }
 
-/* Finds the interpreter if `packages` is PREFIX/lib/pythonX.Y/site-packages. The first line of
- * PREFIX/bin/monarch names the interpreter for which pip has installed the package. If the
- * environment was moved, that interpreter no longer exists, and PREFIX/bin/pythonX.Y is used
- * instead. */
+/* Finds the interpreter if `packages` is PREFIX/lib/pythonX.Y/site-packages. The first line of the
+ * script PREFIX/bin/monarch names the interpreter for which pip has installed Monarch. If the
+ * Python environment was moved, there is no interpreter at that path any longer, and
+ * PREFIX/bin/pythonX.Y is used instead. */
 static int find_beside(char *python, const char *packages) {
     char place[MONARCH_PATH_MAX];
     const char *version;
@@ -68,7 +69,8 @@ int monarch_find_interpreter(char *python, char *packages) {
     put(packages, library);
     if (!cut(packages))
         return 0;
-    /* setup.py writes the file `interpreter` when it builds in a checkout. */
+    /* If the library was built in a checkout, setup.py has written the interpreter's path to the
+     * file `interpreter` beside the library. */
     char *end = packages + strlen(packages);
     put(end, "/interpreter");
     int found = read_path(packages, "", python);

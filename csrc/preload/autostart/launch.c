@@ -8,13 +8,13 @@
 
 #include "shared/sys.h"
 
-/* monarch_launch makes an intermediate process. The intermediate process makes a second process and
- * ends at once. The second process becomes the launched program. The two new processes share the
- * memory of this process, like a child of vfork, because copying the page tables of a large process
- * takes a long time. Each of the two has its own stack. Functions that run in the new processes
- * must not touch errno or any other thread-local variable, because these variables belong to this
- * process. A sanitizer would add code that touches such variables. The attribute BESIDE turns the
- * sanitizer off for a function. */
+/* monarch_launch makes an intermediate process, which makes a second process and ends at once. The
+ * second process becomes the launched program. Both new processes share the memory of this process,
+ * like a child of vfork, because copying the page tables of a large process takes a long time. Each
+ * of them has its own stack. Functions that run in the new processes must not touch errno or any
+ * other thread-local variable, because these variables belong to this process. A sanitizer would
+ * add code that touches such variables. The attribute BESIDE turns the sanitizer off for a
+ * function. */
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define BESIDE __attribute__((no_sanitize("thread", "address")))
 #else
@@ -23,10 +23,10 @@
 
 /* How long [ns] monarch_launch waits for the end of the intermediate process. */
 #define BETWEEN_NS 50000000ULL
-/* How long [ns] monarch_launch waits for the start of the program. The wait begins after the
- * intermediate process has ended. After the wait, the new process may still use this process's
- * memory. Even if this process ends, the kernel does not free the memory before the new process
- * stops using it. */
+/* How long [ns] monarch_launch waits for the start of the program, after the intermediate process
+ * has ended. If the program has not started by then, the second process still uses this process's
+ * memory. That is safe even if this process ends: the kernel frees the memory only when no process
+ * uses it. */
 #define START_NS 2000000ULL
 /* Size of the intermediate process's stack [bytes]. */
 #define BETWEEN_STACK 4096
@@ -34,13 +34,15 @@
 typedef int (*work)(struct monarch_launch *l);
 
 /* Runs `run` in a new process that shares this process's memory and table of descriptors. Returns
- * the new process's pid, or a negative error number. The kernel stores the new process's pid in
- * *runs before the new process begins. The kernel clears *runs when the new process has ended or
- * has executed a program. Only the kernel writes *runs, so its value is correct no matter when one
- * of the processes is killed. CLONE_VFORK is not used, because this process would then wait for the
- * new process without a time limit. The new process has no exit signal, so wait() does not report
- * it. The new process is untraced, so a tracer that follows children does not see it. libc's clone
- * is not used: before glibc 2.25 it would change the pid that libc caches in this process. */
+ * the new process's pid, or a negative error number. The kernel stores the pid in *runs before the
+ * new process begins, and sets *runs to 0 when the new process has ended or has executed a program.
+ * Only the kernel writes *runs, so its value is correct no matter when one of the processes is
+ * killed.
+ *
+ * CLONE_VFORK is not used, because this process would then wait for the new process without a time
+ * limit. The new process has no exit signal, so wait() does not report it. It is untraced, so a
+ * tracer that follows children does not see it. libc's clone is not used, because before glibc 2.25
+ * it changed the pid that libc caches in this process. */
 static long run_beside(work run, struct monarch_launch *l, void *stack, uint32_t *runs) {
     const long flags =
         CLONE_VM | CLONE_FILES | CLONE_UNTRACED | CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID;
@@ -90,8 +92,8 @@ BESIDE static void reset_signals(void) {
         sys6(SYS_rt_sigaction, number, (long)none, 0, sizeof none[0], 0, 0);
 }
 
-/* Raises the process's limits to their maximum, because the limits that a job sets for its training
- * processes are not meant for the daemon. */
+/* Raises the process's resource limits to their maximum. A job sets limits for its training
+ * processes, and they are not meant for the daemon. */
 BESIDE static void raise_limits(void) {
     static const int raised[] = {RLIMIT_CPU,   RLIMIT_FSIZE,  RLIMIT_DATA,
                                  RLIMIT_NPROC, RLIMIT_NOFILE, RLIMIT_AS};
@@ -103,9 +105,9 @@ BESIDE static void raise_limits(void) {
         }
 }
 
-/* Ends the binding of the process to the processors and the memory of its rank, and resets the
- * process's priority. A launcher may bind each rank to its own processors and memory, but the
- * daemon serves all ranks. Raising the priority needs permission and may fail. */
+/* Removes the process's binding to certain processors and memory, and resets its priority. A
+ * launcher may bind each rank to its own processors and memory, but the daemon serves all ranks. A
+ * raise of the priority needs permission and may fail. */
 BESIDE static void unbind(void) {
     uint64_t all[128];
     const int priority = 0;
@@ -118,13 +120,13 @@ BESIDE static void unbind(void) {
     sys6(SYS_ioprio_set, 1 /* IOPRIO_WHO_PROCESS */, 0, 0, 0, 0, 0);
 }
 
-/* Gives this process, which will execute the launched program, a table of descriptors of its own.
- * Until then, it shares the table of the library's process, and must not change that table.
- * close_range is tried first, because it makes an empty table. To make this table, kernels from 5.9
- * to 6.12 copy at most the lowest 64 descriptors, and then close the copies. Few copies are better
- * than many, because closing a copy flushes its file if the library's process is writing to it.
- * Kernels before 5.9 have only unshare, which copies all descriptors. Copies without FD_CLOEXEC
- * then stay open until the launched program closes them. */
+/* Gives this process its own table of descriptors. Until then, it shares the table of the library's
+ * process, which it must not change. close_range is tried first, because the new table is then
+ * empty. To make it, kernels from 5.9 to 6.12 copy at most the lowest 64 descriptors, and then
+ * close the copies. It is good that they make few copies: if the library's process is writing to a
+ * file, closing a copied descriptor flushes that file. Kernels before 5.9 have only unshare, which
+ * copies all descriptors. Copies without FD_CLOEXEC then stay open until the launched program
+ * closes them. */
 BESIDE static int leave_table(void) {
     return sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||
            sys6(SYS_unshare, CLONE_FILES, 0, 0, 0, 0, 0) == 0;
@@ -154,9 +156,10 @@ BESIDE static void say_failed(const char *path) {
     sys_write(2, "\n", 1);
 }
 
-/* Turns the second process into the launched program. This process leaves the process group of the
- * library's process, so that no signal to that group reaches it. The process stays in the same
- * session (see setsid(2)). The docstring of `spawn` in monarch_py/daemon/starting.py says why. */
+/* Turns the second process into the launched program. The process leaves the process group of the
+ * library's process, so that no signal to that group reaches it. But it stays in the same session
+ * (setsid(2)), for a reason that the docstring of `spawn` in monarch_py/daemon/starting.py
+ * explains. */
 BESIDE static int become(struct monarch_launch *l) {
     const uint64_t none = 0;
     int errors = -1;
@@ -179,9 +182,8 @@ BESIDE static int become(struct monarch_launch *l) {
 
 /* --- in the intermediate process -------------------------------------------------------------- */
 
-/* Makes the child that becomes the launched program. The intermediate process, which is this
- * child's parent, then ends at once. The child is now an orphan, and the init process or a
- * subreaper adopts it. */
+/* Runs in the intermediate process. Makes the second process, and then ends, so that the second
+ * process is an orphan. The init process or a subreaper adopts it. */
 BESIDE static int leave_orphan(struct monarch_launch *l) {
     run_beside(become, l, l->stack + sizeof l->stack - BETWEEN_STACK, &l->runs);
     return 0;
@@ -189,8 +191,8 @@ BESIDE static int leave_orphan(struct monarch_launch *l) {
 
 /* --- in the process that calls monarch_launch ------------------------------------------------- */
 
-/* Waits until the process whose pid is in *runs has ended or has executed a program. The kernel
- * then sets *runs to 0. Waits at most limit_ns. */
+/* Waits until the kernel sets *runs to 0, which means that the process whose pid was in *runs has
+ * ended or has executed a program. Waits at most limit_ns. */
 static void await(const uint32_t *runs, uint64_t limit_ns) {
     uint64_t begin = monarch_now_ns();
     uint32_t seen;
@@ -224,8 +226,8 @@ int monarch_launch(struct monarch_launch *l) {
         return 0;
     l->between = (uint32_t)pid;
     await(&l->between_runs, BETWEEN_NS);
-    /* The kernel clears `between_runs` a moment before the intermediate process ends. So wait
-     * briefly until that process can be reaped. */
+    /* The kernel sets `between_runs` to 0 a moment before the intermediate process ends. So this
+     * loop waits briefly until that process can be reaped. */
     for (unsigned n = 0; n < 64 && !l->between_runs && !is_reaped(l); n++)
         sys_relax(n);
     await(&l->runs, START_NS);

@@ -1,37 +1,40 @@
-/* Starts a program that has no connection with this process. This process's wait() does not report
- * the program. Signals to this process's group do not reach the program. The program keeps none of
- * this process's descriptors open. */
+/* Starts a program that is independent of this process.
+ *
+ * This process's wait() does not report the program. Signals to this process's group do not reach
+ * the program. The program keeps none of this process's descriptors open. */
 #pragma once
 
 #include <stdint.h>
 
-/* Total size [bytes] of the stacks of the two processes that run before the program. */
+/* Total size [bytes] of two stacks: that of the intermediate process (launch.c), and that of the
+ * process that later becomes the program. */
 #define MONARCH_LAUNCH_STACK 20480
 
-/* A launch. The intermediate process and the process that becomes the program use this structure,
- * in this process's memory, even after monarch_launch has returned. */
+/* The state of one launch. This process makes an intermediate process, which makes a second
+ * process, which becomes the program. Both new processes use this structure in this process's
+ * memory, possibly even after monarch_launch has returned. */
 struct monarch_launch {
     const char *argv[8]; /* argv[0] is the program's path */
     const char *const *envp;
-    /* Called in the process that becomes the program, once that process has its own table of
-     * descriptors and its own umask. The function may only make system calls. Returns the
+    /* Called in the process that becomes the program, when that process already has its own table
+     * of descriptors and its own umask. This function may only make system calls. Returns the
      * descriptor that becomes the program's descriptor 3, or -1 if no program should be started.
      * Stores in *errors the descriptor that becomes the program's standard error. */
     int (*prepare)(void *data, int *errors);
     void *data;
     /* Atomic futexes. `between_runs` is the pid of the intermediate process, and `runs` is the pid
-     * of the process that becomes the program. The kernel clears each variable when the process
-     * that it names no longer uses this memory. `runs` is also 0 until the intermediate process has
-     * made the second process; until then, `between_runs` is not 0. */
+     * of the second process. The kernel sets each variable to 0 when its process no longer uses
+     * this memory. `runs` is also 0 at first, until the intermediate process has made the second
+     * process. During that time, `between_runs` is not 0. */
     uint32_t between_runs, runs;
     uint32_t owner, between; /* pids of this process and of the intermediate process */
     char stack[MONARCH_LAUNCH_STACK] __attribute__((aligned(16)));
 };
 
-/* Launches the program. Returns once the program runs, or after a time limit (launch.c). The limit
+/* Launches the program. Returns when the program runs, or after a time limit (launch.c). The limit
  * is needed, because exec may hang if a file system hangs. Makes only system calls, and does not
- * change errno. Returns 0 if the kernel creates no process. The caller must block all signals,
- * because no signal handler may run in a process that shares this memory. */
+ * change errno. Returns 0 if the kernel cannot create a process. The caller must block all signals,
+ * because no signal handler may run in the new processes, which share this process's memory. */
 int monarch_launch(struct monarch_launch *l);
 /* Returns whether the launch has ended, so that `l` may be used again. */
 int monarch_launch_is_over(struct monarch_launch *l);

@@ -5,28 +5,29 @@
 #include "preload/session/segments.h"
 #include "shared/sys.h"
 
-/* The file has a first line, and then one record for each setting (struct monarch_setting) in which
- * the configuration was read. The latest record comes first. A record has one fact per line; in
- * memory, each line ends with a NUL. The first word of a line names the kind of fact:
+/* The session's file `autostart` has a first line, and then one record for each setting (struct
+ * monarch_setting) in which the configuration was read. The latest record comes first. A record has
+ * one fact per line. In memory, each line ends with a NUL. The first word of a line names the kind
+ * of fact:
  *
  *   monarch autostart 1         the first line of the file
  *   config PATH                 the configuration; several configurations may share a session
  *   mounts INODE                the mount namespace in which the record was written
- *   file INODE SIZE MTIME PATH  a file that the configuration depends on; zeros: it did not exist
- *   value NAME=VALUE            a variable that the configuration depends on; without '=': not set
- *   wish yes                    whether a daemon is to be started
+ *   file INODE SIZE MTIME PATH  a file that the configuration depends on; zeros: no such file
+ *   value NAME=VALUE            an environment variable on which the configuration depends;
+ *                               without '=': the variable was not set
+ *   wish yes                    a daemon is to be started
  *   source PATH                 a source, without links
  *   end                         the last line of a record */
 static const char first_line[] = "monarch autostart 1";
 
-/* Returns the text that follows `word` in the line, or NULL if the line begins with another
- * word. */
+/* Returns the text after `word` and a blank, or NULL if the line does not begin with `word`. */
 static const char *after(const char *line, const char *word) {
     size_t n = strlen(word);
     return strncmp(line, word, n) == 0 && line[n] == ' ' ? line + n + 1 : NULL;
 }
 
-/* Reads a number and the blank after it. */
+/* Reads a number and the blank after it, and moves *at past them. */
 static uint64_t number(const char **at) {
     uint64_t n = 0;
     for (; **at >= '0' && **at <= '9'; ++*at)
@@ -44,8 +45,9 @@ static int is_same_file(const char *fact) {
            monarch_time_ns(st.st_mtim.tv_sec, st.st_mtim.tv_nsec) == (int64_t)mtime_ns;
 }
 
-/* Returns whether the variable's present value is the value in `fact` (NAME=VALUE). value_of
- * expects only the name, so this function replaces the '=' by a NUL during the call. */
+/* Returns whether the environment variable still has the value in `fact` (NAME=VALUE, or NAME if
+ * the variable was not set). value_of expects only the name, so this function replaces the '=' by a
+ * NUL during the call. */
 static int is_same_value(char *fact, const char *(*value_of)(const char *name)) {
     char *value = strchr(fact, '=');
     if (!value)
@@ -71,8 +73,8 @@ static int still_holds(char *line, const struct monarch_setting *now) {
 
 static char *next(char *line) { return line + strlen(line) + 1; }
 
-/* Reads the file of the session's records, and ends its lines with NULs. Returns the file's size,
- * or 0 if the file is not complete. */
+/* Reads the file of the session's records into `text`, and replaces each line feed by a NUL.
+ * Returns the file's size, or 0 if the file is missing or incomplete. */
 static size_t read_lines(char *text) {
     uint64_t size;
     int fd = monarch_open_segment("autostart", O_RDONLY, &size);
@@ -91,7 +93,7 @@ static size_t read_lines(char *text) {
     return is_whole ? (size_t)n : 0;
 }
 
-/* Reads the record that begins with this line. Sets *wish to the record's wish, or to
+/* Reads the record that begins at `line`. Sets *wish to the user's wish in the record, or to
  * MONARCH_WISH_UNKNOWN if the record is for another setting. Returns the line after the record. */
 static char *read_record(char *line, const struct monarch_setting *now, enum monarch_wish *wish) {
     *wish = MONARCH_WISH_NO;

@@ -1,11 +1,14 @@
-/* Reads the session's records. The library cannot read YAML itself. So a starter reads the
- * configuration, and writes a record with the facts that the library needs. */
+/* Reads the session's records, in which a starter has stored facts about the configuration.
+ *
+ * A starter is the program that starts a daemon. The library cannot read YAML itself. So the
+ * starter reads the configuration, and writes a record of the facts that the library needs: the
+ * sources, and whether a daemon is to be started. */
 #pragma once
 
 #include <stdint.h>
 
-/* The file with all records of a session is always smaller than this [bytes]; ipc/record.py defines
- * the same limit. */
+/* The file with all records of a session is smaller than this [bytes]; ipc/record.py defines the
+ * same limit. */
 #define MONARCH_RECORD_BYTES 32768
 
 enum monarch_wish {
@@ -14,7 +17,8 @@ enum monarch_wish {
     MONARCH_WISH_YES,
 };
 
-/* The setting of this process. A record counts only if it was written in the same setting.
+/* The setting of this process: the facts on which a record depends. The library uses a record only
+ * if it was written in the same setting.
  *
  * config : path of the configuration
  * mounts : inode of the process's mount namespace
@@ -25,8 +29,9 @@ struct monarch_setting {
     const char *(*value_of)(const char *name);
 };
 
-/* Reads the session's record for this setting into `text` (MONARCH_RECORD_BYTES bytes). Returns the
- * record's wish, which tells whether a daemon is to be started. */
+/* Reads the session's record for the setting `now` into `text` (MONARCH_RECORD_BYTES bytes).
+ * Returns whether a daemon is to be started according to the record, or MONARCH_WISH_UNKNOWN if
+ * there is no record for this setting. */
 enum monarch_wish monarch_read_record(char *text, const struct monarch_setting *now);
 /* Returns whether `path` is below a source of the record. `path` must contain no links and no
  * components `.` or `..`. */

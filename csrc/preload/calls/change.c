@@ -1,9 +1,9 @@
-/* Calls that change a file's content or attributes, by name or by descriptor.
+/* Interposed calls that change a file's content or attributes, by name or by descriptor.
  *
  * Each call makes exactly the requested change, at the source. The library records the file as
  * changed before it makes the call. So after the call, no process reads the old copy, even if the
- * caller is killed right after the call. If the call fails, the file stays as it was, but its copy
- * is no longer used in this session. */
+ * caller is killed right after the call. If the call fails, the file is unchanged, but its copy is
+ * nevertheless not used again in this session. */
 #include <string.h>
 
 #include "preload/changes/record.h"
@@ -24,7 +24,7 @@ PUBLIC int chmod(const char *path, mode_t mode) {
 }
 
 /* glibc before 2.32 has no lchmod. With such a glibc, the library calls fchmodat instead, which
- * fails with the errno of lchmod. */
+ * fails with the same errno as lchmod. */
 PUBLIC int lchmod(const char *path, mode_t mode) {
     monarch_changed_path(AT_FDCWD, path, 0);
     if (REAL(lchmod))
@@ -118,7 +118,7 @@ PUBLIC int fremovexattr(int fd, const char *name) {
 }
 
 /* --- attributes by directory and path ------------------------------------------------------------
- * If the path is NULL, futimesat changes the file to which the descriptor refers. */
+ * If the path is NULL, futimesat changes the file of the descriptor `dir`. */
 
 static const char *to_change(int dir, const char *path, int flags, char *real) {
     if (!monarch_means_descriptor(path, flags))

@@ -1,5 +1,7 @@
-/* Calls that duplicate descriptors, close them, or set their properties. They keep the tables of
- * track.h and backing.h up to date. */
+/* Interposed calls that duplicate descriptors, close them, or set their properties.
+ *
+ * These calls update the table of tracked descriptors (track.h) and the backing descriptors
+ * (backing.h). */
 #include <errno.h>
 #include <limits.h>
 #include <stdarg.h>
@@ -21,8 +23,9 @@ static void will_close_direct(int fd) {
         monarch_close_direct(fd, w);
 }
 
-/* Closes a descriptor that is tracked or may be a backing descriptor. This is a separate function,
- * so that the close of any other descriptor needs only two checks. */
+/* Closes a descriptor that is tracked or may be a backing descriptor. A backing descriptor belongs
+ * to the library, so its close by the program fails. This is a separate function, so that `close`
+ * makes only two checks for all other descriptors. */
 __attribute__((noinline)) static int close_known(int fd) {
     if (monarch_has_backing() && monarch_is_backing(fd)) {
         errno = EBADF;
@@ -45,7 +48,7 @@ PUBLIC int close(int fd) {
 void monarch_will_close_stream(FILE *stream) {
     if (!stream || !__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
         return;
-    int old_errno = errno, fd = fileno(stream); /* fileno fails for a stream in memory */
+    int old_errno = errno, fd = fileno(stream); /* a stream in memory has no descriptor */
     monarch_progress_end(stream, fd);
     will_close_direct(fd);
     monarch_will_close(fd);
@@ -64,8 +67,8 @@ static int real_close_range(unsigned first, unsigned last, int flags) {
     return (int)monarch_result(sys6(SYS_close_range, first, last, flags, 0, 0, 0));
 }
 
-/* Returns whether the kernel supports close_range (since Linux 5.9) with these flags. The test call
- * closes only the number UINT_MAX, which no descriptor has. */
+/* Returns whether the kernel supports close_range (since Linux 5.9) with these flags. Tries a call
+ * for the descriptor number UINT_MAX. No descriptor has this number, so the call closes nothing. */
 static int can_close_range(int flags) {
     int old_errno = errno;
     int can = real_close_range(UINT_MAX, UINT_MAX, flags & ~CLOSE_RANGE_UNSHARE) == 0;
@@ -74,8 +77,8 @@ static int can_close_range(int flags) {
 }
 
 /* Closes the descriptors from `first` to `last`. If `flags` contains CLOSE_RANGE_CLOEXEC, only sets
- * FD_CLOEXEC on them. Does not change a backing descriptor (backing.h) that belongs to a copy's
- * descriptor outside the range. */
+ * FD_CLOEXEC on them. Skips a backing descriptor (backing.h) in this range if it belongs to a
+ * copy's descriptor outside the range. */
 static int close_around_backing(unsigned first, unsigned last, int flags) {
     int r = 0;
     if (flags & CLOSE_RANGE_CLOEXEC)
@@ -112,8 +115,9 @@ PUBLIC void closefrom(int first) {
         real_close_range(from, UINT_MAX, 0);
 }
 
-/* fcloseall leaves the descriptors open, despite its name. The library nevertheless stops tracking
- * all descriptors. Later reads through these descriptors go to the source. */
+/* Despite its name, fcloseall leaves the descriptors of the streams open. Nevertheless, the library
+ * treats all descriptors as if they were closed: it stops tracking them. That is always allowed,
+ * because later reads through them then go to the source. */
 PUBLIC int fcloseall(void) {
     monarch_untrack_range(0, UINT_MAX);
     return REAL(fcloseall)();
@@ -152,8 +156,8 @@ PUBLIC int dup3(int fd, int fresh, int flags) {
     return duplicated(fd, REAL(dup3)(fd, fresh, flags));
 }
 
-/* Returns whether the command is for a lease, or for the signal that announces the end of a
- * lease. */
+/* Returns whether the command sets a lease, or the signal that reports that another process wants
+ * to open the leased file, or the process that gets this signal. */
 static int is_lease(int command) {
     return command == F_SETLEASE || command == F_SETSIG || command == F_SETOWN ||
            command == F_SETOWN_EX;
@@ -163,9 +167,9 @@ static int hangs_on_file(int command) {
     return command == F_SETFL || command == F_NOTIFY || is_lease(command);
 }
 
-/* The library adds O_NOFOLLOW when it opens a copy. This function removes it from the flags that
- * the program sees. Otherwise, a program that opens the descriptor's link in /proc with these
- * flags would get an error. */
+/* Returns the flags that fcntl(F_GETFL) must report. The library adds O_NOFOLLOW when it opens a
+ * copy, and this function removes it again. Otherwise, a program that uses the reported flags to
+ * open the descriptor's link in /proc would get an error. */
 __attribute__((noinline)) static int program_flags(int fd, int flags) {
     return monarch_is_copy(fd, NULL) ? monarch_flags_of_copy(flags) : flags;
 }
@@ -189,8 +193,8 @@ PUBLIC int fcntl(int fd, int command, ...) {
         will_share(fd);
     if (command == F_SETFD && monarch_has_backing())
         monarch_backing_flag_slow(fd, (int)(intptr_t)arg);
-    /* The descriptor is pinned, so that no other thread promotes it during the call: a promotion
-     * would restore the old flag. */
+    /* The descriptor is pinned (track.h), so that no other thread promotes it to the copy during
+     * the call. A promotion would set FD_CLOEXEC to its old value. */
     if (command == F_SETFD && monarch_track_pin(fd, 0, &pin)) {
         int done = REAL(fcntl)(fd, command, arg);
         monarch_track_unpin(fd, &pin, pin.word);
@@ -202,12 +206,12 @@ PUBLIC int fcntl(int fd, int command, ...) {
     return command == F_DUPFD || command == F_DUPFD_CLOEXEC ? duplicated(fd, r) : r;
 }
 
-/* A program that sets or reads a descriptor's offset relies on the offset, so the descriptor is
- * never promoted. */
+/* Call this when a call sets, reads or moves a descriptor's offset. From now on, the descriptor is
+ * never promoted to the copy, because a promotion does not preserve the offset. */
 static void uses_offset(int fd) { monarch_track_flag(fd, TRACK_OFFSET); }
 
-/* Finds data or a hole. A copy has no holes, so the source must be asked where the file's holes
- * are. */
+/* Handles lseek with SEEK_DATA or SEEK_HOLE. A copy has no holes. So for a copy of a sparse file,
+ * the seek is made in the source's file, through the backing descriptor. */
 static off_t seek_hole(int fd, off_t offset, int whence) {
     struct stat st;
     int sparse = fstat(fd, &st) == 0 && st.st_blocks * 512 < st.st_size;
@@ -231,8 +235,8 @@ void monarch_count_stream(int fd) {
         monarch_count_source(s, e->size);
 }
 
-/* The calls below move a descriptor's offset inside libc or the kernel, where the library does not
- * see it. */
+/* The calls below move a descriptor's offset inside libc or the kernel, and the library does not
+ * see these moves. */
 
 PUBLIC FILE *fdopen(int fd, const char *mode) {
     uses_offset(fd);
@@ -242,8 +246,8 @@ PUBLIC FILE *fdopen(int fd, const char *mode) {
     return f;
 }
 
-/* Records that sendfile, splice or copy_file_range has read n bytes of `from`. `at`: the offset
- * where the call ended; NULL if the call used the descriptor's own offset. */
+/* Records that sendfile, splice or copy_file_range has read n bytes of `from`. *at: the offset
+ * where the call has ended. `at` is NULL if the call used the descriptor's own offset. */
 static ssize_t count_moved(int from, ssize_t n, const off64_t *at) {
     return monarch_note_read(from, n, at && n > 0 ? *at - n : -1);
 }
@@ -279,11 +283,10 @@ static int is_same_file(int one, int other) {
     return is_same;
 }
 
-/* If `from` is a descriptor of a copy, the call is made on its backing descriptor in two cases. In
- * the first case, `to` is a descriptor of the copy's source file. The kernel must then refuse
- * overlapping ranges, as it does for two ranges of one file; but it considers the copy a different
- * file. In the second case, the kernel refuses the call because the copy and `to` are on different
- * file systems. */
+/* If `from` is a descriptor of a copy, the call uses its backing descriptor instead in two cases.
+ * In the first case, `to` is a descriptor of the copy's source file. The kernel must refuse
+ * overlapping ranges of one file, but it considers the copy another file. In the second case, the
+ * kernel has refused the call (EXDEV), because the copy and `to` are on different file systems. */
 PUBLIC ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *to_at, size_t n,
                                unsigned flags) {
     if (!at)

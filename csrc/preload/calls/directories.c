@@ -1,8 +1,9 @@
 /* Lists directories from the catalog, for opendir, readdir and scandir.
  *
- * A directory that is listed from the catalog has no descriptor until the program calls dirfd,
- * which opens the source's directory. Any other way of listing a directory reads the source: nftw,
- * glob and fts inside libc, open with O_DIRECTORY, and fdopendir. */
+ * A directory that is listed from the catalog has no descriptor at first. If the program calls
+ * dirfd, the library opens the source's directory. Any other way of listing a directory reads the
+ * source: nftw, glob and fts, which list directories inside libc; open with O_DIRECTORY; and
+ * fdopendir. */
 #include <dirent.h>
 #include <errno.h>
 #include <stddef.h>
@@ -14,19 +15,21 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* The library's own directory streams are in `pool`. So the address of a DIR shows whether the
- * library or libc has made it. */
-#define DIRECTORIES 256 /* maximum number of open listings; a further opendir lists the source */
+/* Maximum number of listings from the catalog that are open at a time. If all are in use, opendir
+ * lists the source. */
+#define DIRECTORIES 256
 
 struct directory {
     uint32_t used; /* atomic */
     int fd;        /* descriptor of the source's directory; -1: not opened yet */
     DIR *real;     /* stream of the source's directory; NULL: the catalog gives the names */
     struct monarch_known of;
-    uint64_t listing, at; /* at: position of the next name; `.` is at 0, `..` at 1 */
+    uint64_t listing, at; /* at: position of the next name; `.` is at 0, `..` is at 1 */
     struct dirent found;
 };
 
+/* The library's own directory streams. The address of a DIR shows whether it is one of these
+ * streams or a stream of libc. */
 static struct directory pool[DIRECTORIES] SELDOM;
 
 static struct directory *ours(DIR *d) {
@@ -50,7 +53,8 @@ static void give_back(struct directory *d) {
     __atomic_store_n(&d->used, 0, __ATOMIC_RELEASE);
 }
 
-/* Opens a listing of the catalog. Returns NULL if the directory must be listed at the source. */
+/* Opens a stream that lists the directory from the catalog. Returns NULL if the directory must be
+ * listed at the source. */
 static struct directory *open_listing(int dir, const char *path) {
     struct monarch_known k;
     struct directory *d;
@@ -60,7 +64,7 @@ static struct directory *open_listing(int dir, const char *path) {
     d->fd = -1;
     d->real = NULL;
     d->of = k;
-    /* The session's catalog stays mapped while the session has open listings. */
+    /* While the session has open listings, its catalog stays mapped. */
     __atomic_fetch_add(&k.session->listings, 1, __ATOMIC_ACQ_REL);
     d->listing = listing;
     d->at = 0;
@@ -178,7 +182,8 @@ static int is_still_listed(const struct directory *d) {
            monarch_look_and_list(&d->of, AT_FDCWD, path) == d->listing;
 }
 
-/* After rewinddir, the program must see the directory as it is now. */
+/* After rewinddir, the program must see the directory as it is now. If the catalog's listing is no
+ * longer valid, the source's directory is listed from now on. */
 PUBLIC void rewinddir(DIR *stream) {
     struct directory *d = ours(stream);
     if (!d || d->real) {
@@ -240,7 +245,7 @@ static int list_all(struct directory *d, struct dirent ***names, choose_fn *choo
     struct list l = {NULL, 0, 0};
     int old_errno = errno, done = 1;
     for (; done && get(d, d->at, &d->found); d->at++) {
-        errno = 0; /* as in libc, each call of `choose` begins with errno 0 */
+        errno = 0; /* libc's scandir does the same before each call of `choose` */
         if (!choose || choose(&d->found))
             done = keep(&l, &d->found);
     }

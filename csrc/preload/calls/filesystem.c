@@ -1,6 +1,8 @@
 /* Makes statfs, statvfs and name_to_handle_at answer for a copy as if it were on the source's file
- * system. For a path in a source, the catalog answers statfs and statvfs in place of the source, as
- * long as the catalog's figures are fresh. */
+ * system.
+ *
+ * For a path in a source, the catalog answers statfs and statvfs in place of the source, as long as
+ * the catalog's figures are recent enough. */
 #include <errno.h>
 #include <string.h>
 
@@ -27,8 +29,8 @@ static void fill(const struct monarch_filesystem *f, struct statfs *s) {
     memcpy(&s->f_fsid, f->fsid, sizeof f->fsid);
 }
 
-/* Answers statfs from the catalog, with the figures that the daemon read when it last compared the
- * catalog with the source. Returns 0 if the catalog cannot answer; the caller must then ask the
+/* Answers statfs from the catalog. The figures are those that the daemon read when it last compared
+ * the catalog with the source. Returns 0 if the catalog cannot answer; the caller must then ask the
  * kernel. */
 static int answer(const char *path, struct statfs *s) {
     struct monarch_known k;
@@ -48,8 +50,8 @@ PUBLIC int statfs(const char *path, struct statfs *s) {
 }
 
 /* If `fd` is a descriptor of a copy, returns the path of the source that contains the copied file.
- * Otherwise returns NULL. Callers pass this path to statfs or statvfs. They cannot pass the path of
- * the file itself, because the file may have been removed. */
+ * Otherwise returns NULL. Callers pass the source's path to statfs or statvfs. They do not pass the
+ * path of the file, because the file may have been removed. */
 static const char *source_of(int fd) {
     struct stat st;
     const struct monarch_catalog *c;
@@ -65,9 +67,9 @@ PUBLIC int fstatfs(int fd, struct statfs *s) {
     return source ? statfs(source, s) : REAL(fstatfs)(fd, s);
 }
 
-/* Returns whether libc's statvfs reports the file system's type, in a field that older libcs leave
- * at 0. At its first call, this function calls libc's statvfs, and checks whether the field is
- * set. */
+/* Returns whether libc's statvfs stores the file system's type in the field after f_namemax. Older
+ * versions of libc set this field to 0. The first call of this function finds out by calling libc's
+ * statvfs for "/". */
 static int tells_type(void) {
     static int known;
     struct statvfs v;
@@ -84,7 +86,7 @@ static int tells_type(void) {
     return tells & 2;
 }
 
-#define KERNEL_FILLED_FLAGS 0x20 /* a bit of the kernel's statfs that statvfs does not show */
+#define KERNEL_FILLED_FLAGS 0x20 /* a flag that the kernel's statfs has, but statvfs has not */
 
 static void to_statvfs(const struct statfs *s, struct statvfs *v) {
     unsigned type = (unsigned)s->f_type;
@@ -129,8 +131,8 @@ handle_of_link(int dir, const char *path, struct file_handle *handle, int *mount
 }
 
 /* A handle identifies a file within its file system, so the handle of a copy would be wrong for the
- * program. For a descriptor of a copy, or for the descriptor's link in /proc, the call returns the
- * handle of the source's file. */
+ * program. `dir` may be a descriptor of a copy, or `path` may be such a descriptor's link in /proc.
+ * The call then returns the handle of the source's file. */
 PUBLIC int name_to_handle_at(int dir, const char *path, struct file_handle *handle, int *mount,
                              int flags) {
     MAYBE_NULL(path);

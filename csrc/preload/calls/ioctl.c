@@ -21,10 +21,10 @@ static int source_of(int fd) {
     return backing >= 0 ? backing : fd;
 }
 
-/* Returns the descriptor for a request that lets `to` share the blocks of `from`. `from` may be a
- * descriptor of a copy. Blocks can be shared only within one file system. So if `from` is a
- * descriptor of a copy and `to` is on a source's device, returns the backing descriptor of `from`.
- * Otherwise returns `from` itself, and does not open the source. */
+/* Returns the descriptor to use in place of `from` in a request that makes `to` share the blocks of
+ * `from`. Blocks can be shared only within one file system. So if `from` is a descriptor of a copy,
+ * and `to` is on a source's device, returns the backing descriptor of `from`, which refers to the
+ * source's file. Otherwise returns `from`. */
 static int to_share(int from, int to) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     struct stat st;
@@ -43,9 +43,9 @@ static int changes_file(unsigned long request) {
            request == FS_IOC_FSSETXATTR;
 }
 
-/* Returns whether the `n` bytes at `at` can be read. If the library read memory that is unreadable,
- * the program would crash. So an unreadable argument is passed on to the kernel, whose ioctl
- * returns EFAULT. */
+/* Returns whether the `n` bytes at `at` can be read. If they cannot, the caller passes the address
+ * on to the kernel, whose ioctl returns EFAULT. If the library itself read unreadable memory, the
+ * program would crash. */
 static int can_be_read(const void *at, size_t n) {
     char copy[sizeof(struct file_clone_range)];
     struct iovec from = {(void *)at, n}, to = {copy, n};
@@ -62,7 +62,7 @@ PUBLIC int ioctl(int fd, unsigned long request, ...) {
     if (__builtin_expect(!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE), 1))
         return REAL(ioctl)(fd, request, arg);
     request = (unsigned)request; /* the kernel uses only the lower 32 bits */
-    if (request == FICLONE)      /* `arg` is the descriptor whose blocks are shared */
+    if (request == FICLONE)      /* `arg` is the descriptor of the file to clone */
         return REAL(ioctl)(fd, request, (void *)(long)to_share((int)(long)arg, fd));
     if (request == FICLONERANGE && can_be_read(arg, sizeof(struct file_clone_range))) {
         struct file_clone_range range = *(struct file_clone_range *)arg;
@@ -73,8 +73,8 @@ PUBLIC int ioctl(int fd, unsigned long request, ...) {
         fd = source_of(fd);
     if (changes_file(request)) {
         int backing = monarch_backing_fd(fd);
-        /* If no backing descriptor could be opened, the request fails, because it must not change
-         * the copy. */
+        /* The backing descriptor could not be opened. The request fails, because it must not change
+         * the copy instead of the source's file. */
         if (backing == -2) {
             errno = EMFILE;
             return -1;

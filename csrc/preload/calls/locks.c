@@ -1,8 +1,8 @@
-/* Takes locks on the source's file, never on a copy, so that the locks exclude all other programs
- * that lock the file.
+/* Takes locks on the source's file, never on a copy.
  *
- * Programs without the library use the source's file, and would not notice a lock on a copy. For a
- * copy's descriptor, the lock is taken on its backing descriptor. */
+ * Programs without the library use the source's file, and would not notice a lock on a copy. If the
+ * program locks a descriptor of a copy, the lock is taken on its backing descriptor, which refers
+ * to the source's file. */
 #include "preload/calls/descriptors.h"
 
 #include <errno.h>
@@ -19,8 +19,8 @@ static int no_lock(void) {
     return -1;
 }
 
-/* Sets *on to the descriptor on which a lock for `fd` must be taken. Returns 0, with errno set, if
- * no lock can be taken. */
+/* Sets *on to the descriptor on which the kernel must take a lock that the program requests on
+ * `fd`. Returns 0, with errno set, if no lock can be taken. */
 static int find_descriptor(int fd, int *on) {
     int backing = monarch_settle(fd) ? monarch_backing_fd(fd) : -2;
     if (backing == -2) {
@@ -34,8 +34,9 @@ static int find_descriptor(int fd, int *on) {
     return 0;
 }
 
-/* Call this with the result of a lock call. If a lock was granted, makes later reads return what
- * the previous holder of the lock has written. */
+/* Call this after a lock call. r: the result of the call. on: the descriptor on which the lock was
+ * requested, in place of `fd`. If the lock was granted, makes later reads return what the previous
+ * holder of the lock has written. */
 static int granted(int r, int fd, int on) {
     int old_errno = errno;
     if (r == 0 && on != fd)
@@ -51,12 +52,12 @@ PUBLIC int flock(int fd, int operation) {
     return find_descriptor(fd, &on) ? granted(REAL(flock)(on, operation), fd, on) : -1;
 }
 
-/* Returns whether a lock call must be repeated, because a call of monarch_close_unseen may have
- * disturbed it (locked_files.h). r: the result of the lock call, whose error is in errno. closings:
- * the value that monarch_await_closings has stored before the lock call. If a call of
- * monarch_close_unseen has begun since then, the result is 1 in two cases. First, the lock was
- * granted, but may have been dropped again. Second, the lock was refused because of another lock,
- * which monarch_close_unseen may have held. */
+/* Returns whether a lock call must be repeated, because a call of monarch_close_unseen in another
+ * thread may have disturbed it (locked_files.h). r: the result of the lock call, whose error is in
+ * errno. closings: the value that monarch_await_closings has stored before the lock call. If no
+ * call of monarch_close_unseen has begun since then, the result is 0. Otherwise the result is 1 in
+ * two cases. First, the lock was granted, but may have been dropped again. Second, the lock was
+ * refused because of another lock, and monarch_close_unseen may have held that other lock. */
 static int is_doubtful(int r, uint32_t closings) {
     return (r == 0 || errno == EAGAIN || errno == EACCES) && monarch_has_closed_since(closings);
 }
@@ -74,10 +75,9 @@ static int call(int on, const struct lock_call *c) {
 }
 
 /* Makes the lock call `c` on the source's file. changes: whether the call may change the process's
- * POSIX locks. If so, a call whose result is doubtful is repeated. If the result is still doubtful
- * after the last repetition, there are two cases. If the lock was granted, the call fails with
- * ENOLCK, because the lock may be lost again. If the lock was refused, the call fails with the
- * kernel's errno. */
+ * POSIX locks. If so, a call whose result is doubtful (is_doubtful) is repeated. If the result of
+ * the last repetition is still doubtful, the call fails: with ENOLCK if the lock was granted,
+ * because the lock may be lost again, or with the kernel's errno if the lock was refused. */
 static int lock(int fd, int changes, const struct lock_call *c) {
     int on, r, old_errno = errno, rounds = 0;
     uint32_t closings;

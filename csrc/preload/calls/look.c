@@ -1,4 +1,4 @@
-/* Answers calls that ask whether a name exists, and where a link leads. */
+/* Answers access, readlink, realpath and similar calls from the catalog. */
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -12,7 +12,8 @@
 
 /* Returns whether the access is certainly allowed. The mode bits of the file are not enough to
  * decide this, because the kernel applies further rules. The daemon runs as the same user. So the
- * access is certainly allowed if the daemon itself was allowed the same access. */
+ * access is certainly allowed if the kernel has allowed the daemon the same access: the daemon must
+ * have read a file to copy it, and a directory to list it. */
 static int is_allowed(const struct monarch_known *k, int mode) {
     const struct monarch_entry *e = k->entry;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
@@ -26,8 +27,8 @@ static int is_allowed(const struct monarch_known *k, int mode) {
     return !(mode & X_OK) || monarch_listing_length(listing) > 0;
 }
 
-/* Returns 1 if access is allowed, or 0 if the kernel must be asked. effective: check the effective
- * ids instead of the real ones. */
+/* Returns 1 if access is allowed, or 0 if the kernel must be asked. effective: 1 to check access
+ * for the effective user and group instead of the real ones. */
 static int answer(int dir, const char *path, int mode, int follow, int effective) {
     struct monarch_known k;
     if (mode & ~(R_OK | W_OK | X_OK))
@@ -87,7 +88,8 @@ PUBLIC ssize_t readlinkat(int dir, const char *path, char *target, size_t n) {
     return r == -2 ? REAL(readlinkat)(dir, path, target, n) : r;
 }
 
-/* libc's fortified functions abort a program that requests more bytes than the buffer holds. */
+/* libc's fortified functions abort a program whose buffer has less room (`size`) than the number of
+ * bytes that it requests (`n`). So these cases go to libc. */
 ssize_t __readlink_chk(const char *path, char *target, size_t n, size_t size);
 ssize_t __readlinkat_chk(int dir, const char *path, char *target, size_t n, size_t size);
 
@@ -102,15 +104,15 @@ PUBLIC ssize_t __readlinkat_chk(int dir, const char *path, char *target, size_t 
 
 /* --- where a path leads in the end ------------------------------------------------------------ */
 
-/* Writes the entry's path to *resolved, or to new memory if *resolved is NULL. Returns 0 if the
- * path is too long. The path contains no links, because the scan follows no links and the source's
- * own path is resolved. This is a separate function, because its buffer takes much of the stack,
- * and few calls need it. */
+/* Writes the full path of the entry's file to *resolved, or to new memory if *resolved is NULL.
+ * Returns 0 if the path is too long. The path contains no links, because the scan follows no links,
+ * and the path of the source itself is resolved. This is a separate function, because its buffer
+ * takes much of the stack, and few calls need the buffer. */
 __attribute__((noinline)) static int tell_path(const struct monarch_known *k, char **resolved) {
     char real[MONARCH_PATH_MAX];
     if (!monarch_source_path(k->session, k->catalog, k->entry, real))
         return 0;
-    /* the path of a source's root directory ends with a slash, which is cut off */
+    /* for the root directory of a source, `real` ends with a slash, which is removed here */
     size_t n = strlen(real) - !k->entry->path_len;
     real[n] = 0;
     if (!*resolved)

@@ -1,8 +1,8 @@
 /* Maps files of sources into memory (mmap).
  *
- * mmap waits, for a limited time, until the copy is complete. It does not wait if the copy is to be
- * made from the program's own reads. If no copy is complete in time, the source's file is mapped,
- * and a mapping of the copy may replace this mapping later (mappings.h). */
+ * mmap waits, for a limited time, until the copy is complete. It does not wait if the copy will be
+ * made from the program's own reads (handover.h). If no copy is complete in time, mmap maps the
+ * source's file. A mapping of the copy may replace this mapping later (mappings.h). */
 #include <errno.h>
 #include <sys/mman.h>
 
@@ -18,9 +18,9 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* mmap opens and closes the copy by raw system calls, because libc's open is a cancellation point,
- * and mmap must not be a cancellation point. Under ThreadSanitizer, libc's functions are used
- * instead, because ThreadSanitizer tracks descriptors by intercepting these functions. */
+/* The interposed mmap opens and closes the copy by raw system calls, because libc's open is a
+ * cancellation point, and mmap must not be one. Under ThreadSanitizer, libc's functions are used,
+ * because ThreadSanitizer tracks descriptors by intercepting these functions. */
 #ifdef __SANITIZE_THREAD__
 #define OPEN(path) REAL(open)(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
 #define CLOSE(fd) REAL(close)(fd)
@@ -68,9 +68,10 @@ static uint64_t count_mapped(const struct monarch_wanted *w, size_t n, off_t off
 static void *map_tracked(void *at, size_t n, int prot, int flags, int fd, off_t offset,
                          uint64_t tracked) {
     struct monarch_wanted w;
-    /* The descriptor is handed over to the daemon now, because the library does not see reads
-     * through a mapping. These reads load pages of the file into the page cache, and the daemon
-     * makes the copy from these pages. */
+    /* With TRACK_DIRECT, the daemon gets the descriptor after the program's reads. But the library
+     * does not see reads through a mapping, so the descriptor is handed over now. The program's
+     * reads load pages of the file into the page cache, and the daemon makes the copy from these
+     * pages. */
     if (tracked & TRACK_DIRECT)
         monarch_hand_over(fd, tracked, 0);
     if (!monarch_find_file(fd, tracked, &w))
@@ -84,8 +85,8 @@ static void *map_tracked(void *at, size_t n, int prot, int flags, int fd, off_t 
         return r;
     }
     errno = old_errno;
-    /* During the wait, another thread may have closed the descriptor, and its number may now refer
-     * to another file. */
+    /* While map_copy has waited, another thread may have closed the descriptor, and its number may
+     * now refer to another file. */
     int is_callers = monarch_is_callers(fd, &w);
     if (!is_callers)
         monarch_momentary_begin();
@@ -111,9 +112,8 @@ PUBLIC void *mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset)
     if (__builtin_expect(tracked != 0, 0) && !(prot & PROT_EXEC))
         return map_tracked(at, n, prot, flags, fd, offset, tracked);
     void *r = REAL(mmap)(at, n, prot, flags, fd, offset);
-    /* An older mapping may still be registered at these addresses although it no longer exists: a
-     * system call that the library did not see may have removed it. The library forgets the older
-     * mapping now. */
+    /* The library may still remember an older mapping at these addresses, which a system call that
+     * the library did not see has removed. It forgets the older mapping now. */
     if (r != MAP_FAILED && !(flags & MAP_FIXED))
         monarch_mappings_say(r, n, MONARCH_FORGET);
     return r;

@@ -1,8 +1,8 @@
-/* Calls that make, move and remove names.
+/* Interposed calls that create, rename and remove names.
  *
- * Each call makes exactly the requested change, at the source. Before the call, the library marks
- * as changed the file to which the name leads, and the directory that contains the name. So after
- * the call, no process reads the old copy. */
+ * Each call makes exactly the requested change, at the source. Usually before the call, the library
+ * records that two files have changed: the file to which the name leads, and the directory that
+ * contains the name. So after the call, no process reads an outdated copy or listing. */
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -23,13 +23,15 @@ static void before_rename(int fromdir, const char *from, int todir, const char *
     monarch_changed_names(todir, to);
 }
 
-/* Call this after a rename. Records again that the renamed trees have changed: the daemon may have
- * added further files of these trees to the catalog since before_rename was called. */
+/* Call this after a rename. Returns r, the result of the rename. Records once more that the renamed
+ * trees have changed, because since the call of before_rename, the daemon may have added more files
+ * of these trees to the catalog. */
 static int after_rename(int r, int fromdir, const char *from, int todir, const char *to) {
     int error = errno;
     if (r == 0 && __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE)) {
         monarch_changed_tree(todir, to);
-        /* After a rename, there is a file at `from` only if the two names were exchanged. */
+        /* After a rename, there is a file at `from` only if the two names were exchanged
+         * (RENAME_EXCHANGE). */
         monarch_changed_tree(fromdir, from);
     }
     errno = error;
@@ -64,8 +66,8 @@ PUBLIC int link(const char *from, const char *to) {
     return REAL(link)(from, to);
 }
 
-/* This is a separate function. Otherwise, its buffer for a path and the buffer in
- * monarch_changed_names would be on the stack at the same time. */
+/* This is a separate function, so that its buffer for a path is not on the stack at the same time
+ * as the buffer of monarch_changed_names. */
 __attribute__((noinline)) static int link_changed(int fromdir, const char *from, int todir,
                                                   const char *to, int flags) {
     char real[MONARCH_PATH_MAX];
@@ -152,7 +154,7 @@ PUBLIC int mkfifoat(int dir, const char *path, mode_t mode) {
     return REAL(mkfifoat)(dir, path, mode);
 }
 
-/* In glibc before 2.33, mknod is an inline function that calls these functions. */
+/* In glibc before 2.33, mknod and mknodat are inline functions that call the next two functions. */
 PUBLIC int __xmknod(int version, const char *path, mode_t mode, dev_t *device) {
     monarch_changed_names(AT_FDCWD, path);
     return REAL(__xmknod)(version, path, mode, device);
@@ -174,9 +176,9 @@ PUBLIC int mknod(const char *path, mode_t mode, dev_t device) {
     return REAL(mknod) ? REAL(mknod)(path, mode, device) : REAL(__xmknod)(0, path, mode, &device);
 }
 
-/* A local socket makes a name in the file system, unless its address begins with a NUL. The change
- * is recorded after the call, because the library may read `address` only if the kernel has
- * accepted it. For a bad address, the kernel returns EFAULT. */
+/* When a local socket is bound, its address becomes a name in the file system, unless the address
+ * begins with a NUL. The change is recorded after the call, because the library may read `address`
+ * only if the kernel has accepted it. For a bad pointer, the kernel returns EFAULT. */
 PUBLIC int bind(int fd, const struct sockaddr *address, socklen_t n) {
     const struct sockaddr_un *local = (const void *)address;
     char path[sizeof local->sun_path + 1];

@@ -1,4 +1,4 @@
-/* Calls that open files, by path and by directory descriptor. */
+/* Interposed calls that open files (open, openat, openat2, mkstemp and others). */
 #include <errno.h>
 #include <linux/openat2.h>
 #include <stdarg.h>
@@ -18,20 +18,20 @@ __attribute__((noinline)) static int open_for_change(int dir, const char *path, 
                                                      mode_t mode, int plain) {
     char real[MONARCH_PATH_MAX];
     int follow = !(flags & O_NOFOLLOW), old_errno = errno;
-    /* The open truncates the file. The change is recorded before the open, because the caller may
+    /* The open truncates the file. This change is recorded before the open, because the caller may
      * be killed right after the open. */
     if (flags & O_TRUNC)
         path = monarch_file_to_change(dir, path, follow, real);
     int fd = plain ? REAL(open)(path, flags, mode) : REAL(openat)(dir, path, flags, mode);
-    /* O_RDONLY | O_CREAT changes no existing file. */
+    /* Without O_TRUNC, O_RDONLY | O_CREAT can create a file, but changes no existing file. */
     if ((flags & O_ACCMODE) == O_RDONLY && !(flags & O_TRUNC)) {
         if (fd >= 0)
             monarch_made(fd, dir, path, real);
         return fd;
     }
     /* The path may be a name such as /proc/self/fd/7, which leads to a copy that the program has
-     * open. The copy has then been opened for writing, but the writer must get the source's
-     * file. */
+     * open. In this case, `fd` is a descriptor of the copy, but the program must write to the
+     * source's file. So the source's file is opened instead. */
     if (fd >= 0 && monarch_opened_for_change(fd, flags & O_CREAT, dir, path, real)) {
         REAL(close)(fd);
         return REAL(open)(real, flags & ~O_CREAT);
@@ -43,7 +43,8 @@ __attribute__((noinline)) static int open_for_change(int dir, const char *path, 
     return fd;
 }
 
-/* Waits for a copy that is being filled, and opens it. Returns -1 if the source must be opened. */
+/* Waits for a copy that is being filled, and opens the copy. Returns -1 if the source must be
+ * opened instead. */
 __attribute__((noinline)) static int open_awaited(struct session *s, int dir, const char *path,
                                                   int flags, struct monarch_opening *o) {
     int old_errno = errno;
@@ -53,16 +54,17 @@ __attribute__((noinline)) static int open_awaited(struct session *s, int dir, co
     errno = old_errno;
     if (fd >= 0) {
         monarch_opened_copy(s, o);
-        /* The program's reads of this file must be counted (progress.h), because the file had no
-         * copy when this open began. The library does not see reads of a copy, so it counts the
-         * whole file now. */
+        /* The file had no copy when this open began, so the program's reads of the file must be
+         * counted (progress.h). The library does not see reads of a copy. So it counts the whole
+         * file as read now. */
         monarch_progress(s, (uint64_t)o->id, o->entry->size);
     }
     return fd;
 }
 
-/* Promotes a descriptor of the source's file, unless the program has locks on the file. Returns
- * whether the descriptor refers to the copy now. */
+/* Promotes `fd`, a descriptor of the source's file: makes it refer to the copy that the look-up `o`
+ * has found. Does nothing if the program has locks on the file. Returns whether `fd` refers to the
+ * copy now. */
 static int is_promoted(struct session *s, const struct monarch_opening *o, int flags, int fd) {
     struct monarch_wanted w = {.session = s, .entry = o->entry, .id = (uint64_t)o->id};
     w.version = __atomic_load_n(&o->entry->version, __ATOMIC_ACQUIRE);
@@ -73,10 +75,10 @@ static int is_promoted(struct session *s, const struct monarch_opening *o, int f
     return monarch_promote(fd, monarch_tracked(fd), &w);
 }
 
-/* Looks up `path` again, and makes `fd` refer to the file's copy if there is one. Call this if
- * `path` seemed to be outside all sources, but its open, whose result is `fd`, has shown that its
- * directory leads into a source. The next open in the directory would be too late, because the
- * program may open no other file there. */
+/* Call this if `path` seemed to be outside all sources, but after the open, the library has learned
+ * that the directory of `path` leads into a source. Looks up `path` again. If the file has a copy,
+ * makes `fd`, the result of the open, refer to the copy. This is done for the first open in the
+ * directory, because the program may open no other file there. */
 __attribute__((noinline)) static void open_learnt(struct session *s, int dir, const char *path,
                                                   int flags, uint64_t took_ns, int fd) {
     struct monarch_opening o;
@@ -107,7 +109,7 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
         int is_right = o.served && (o.word ^ guess) >> 8 == 0;
         if (fd >= 0 && !is_right)
             /* The file was opened through REAL(open), so another preloaded library may have seen
-             * the open. It must see the close too, so sys_close is not used. */
+             * the open. That library must see the close too, so sys_close is not used. */
             REAL(close)(fd);
         if (o.served && !is_right)
             fd = REAL(open)(o.copy, monarch_copy_flags(flags));
@@ -136,8 +138,8 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
     return fd;
 }
 
-/* Opens a path that may be the name of a copy's descriptor in /proc. If it is such a name, opens
- * the path of the source's file instead. */
+/* Opens a path that may be a name in /proc that leads to a copy. If it is such a name, opens the
+ * path of the source's file instead. */
 __attribute__((noinline)) static int open_again(int dir, const char *path, int flags, int plain) {
     char real[MONARCH_PATH_MAX];
     if (monarch_names_copy(path, real) && real[0])
@@ -205,15 +207,16 @@ static int made(int fd, const char *name) {
     return fd;
 }
 
-/* Returns the flags in *how. n: size of the caller's struct open_how, which may be of another
- * version. */
+/* Returns the flags in *how. n: size of the caller's struct open_how, which may be older or newer
+ * than the library's. */
 static int64_t flags_of(const struct open_how *how, size_t n) {
     MAYBE_NULL(how);
     return how && n >= sizeof how->flags ? (int64_t)how->flags : O_RDONLY;
 }
 
-/* For reading, openat2 always opens the source's file, because only the kernel can check
- * restrictions such as RESOLVE_BENEATH. glibc has had openat2 since version 2.43. */
+/* For reading, openat2 opens the file at the source even if the file has a copy, because only the
+ * kernel can check restrictions such as RESOLVE_BENEATH. glibc has had openat2 since version
+ * 2.43. */
 int openat2(int dir, const char *path, const struct open_how *how, size_t n);
 PUBLIC int openat2(int dir, const char *path, const struct open_how *how, size_t n) {
     char real[MONARCH_PATH_MAX];
@@ -230,8 +233,8 @@ PUBLIC int openat2(int dir, const char *path, const struct open_how *how, size_t
     return fd;
 }
 
-/* The library cannot tell from a handle which file the handle identifies. So before an open that
- * truncates the file, the library opens the file with O_PATH, and records the change. */
+/* The library cannot find out from the handle alone which file the handle identifies. So before an
+ * open that truncates the file, it opens the file with O_PATH, and records the change. */
 PUBLIC int open_by_handle_at(int mount, struct file_handle *handle, int flags) {
     int old_errno = errno, changes = monarch_may_change(flags);
     if (changes && flags & O_TRUNC && __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE)) {
@@ -247,10 +250,10 @@ PUBLIC int open_by_handle_at(int mount, struct file_handle *handle, int flags) {
     return fd;
 }
 
-/* Adds an open to the actions of a posix_spawn. The child makes this open inside libc, unseen by
- * the library. So if the file is opened for writing and `path` leads to a copy, this function
- * passes on the path of the source's file instead. Before the child is made, spawn.c records that
- * the child may change the file. */
+/* Adds an open to the list of actions that posix_spawn makes in the child. libc makes this open in
+ * the child, and the library does not see it. So if the file is opened for writing, and `path`
+ * leads to a copy, this function adds the path of the source's file instead. Later, before
+ * posix_spawn makes the child, spawn.c records that the child may change the file. */
 PUBLIC int posix_spawn_file_actions_addopen(posix_spawn_file_actions_t *actions, int fd,
                                             const char *path, int flags, mode_t mode) {
     char real[MONARCH_PATH_MAX];

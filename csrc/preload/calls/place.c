@@ -1,5 +1,5 @@
-/* Calls after which a process or thread sees other files under the same names, or has other
- * rights. */
+/* Interposed calls that change which files a process sees under its paths, or which rights it
+ * has. */
 #include <errno.h>
 #include <grp.h>
 #include <sched.h>
@@ -9,8 +9,8 @@
 #include "preload/process/calls.h"
 #include "preload/session/roots.h"
 
-/* 1: some thread may have its own root directory. The library can check only the root directory of
- * the process, so from the next chroot on, the process uses no copies. */
+/* 1: some thread may have a root directory of its own. The library can check only the root
+ * directory of the process. So after the next chroot, this process uses no copies. */
 static uint32_t roots_part; /* atomic */
 
 static void root_may_part(void) { __atomic_store_n(&roots_part, 1, __ATOMIC_RELEASE); }
@@ -18,17 +18,17 @@ static void root_may_part(void) { __atomic_store_n(&roots_part, 1, __ATOMIC_RELE
 PUBLIC int chroot(const char *path) {
     if (__atomic_load_n(&roots_part, __ATOMIC_ACQUIRE))
         /* The process stops using copies before the call of chroot. Otherwise, another thread could
-         * check during the call whether the process sees the sources (roots.h). The result of this
-         * check would be stored, although it is wrong after the call. */
+         * check during the call whether the process sees the sources (roots.h), and could store a
+         * result that is wrong after the call. */
         monarch_roots_are_foreign();
     int r = REAL(chroot)(path);
     monarch_roots_may_differ();
     return r;
 }
 
-/* With CLONE_NEWNS, the process gets its own mounts. The library cannot see later changes of these
- * mounts, so the process no longer uses copies. With CLONE_FS or CLONE_NEWUSER, the thread has its
- * own root directory from then on. */
+/* With CLONE_NEWNS, the process gets its own mounts. The library cannot see when these mounts
+ * change, so the process no longer uses copies. With CLONE_FS or CLONE_NEWUSER, the calling thread
+ * has its own root directory from then on. */
 PUBLIC int unshare(int flags) {
     monarch_mappings_end();
     if (flags & (CLONE_FS | CLONE_NEWUSER))
@@ -51,9 +51,9 @@ PUBLIC int setns(int fd, int type) {
     return r;
 }
 
-/* After capset, the calling thread may lack capabilities that the daemon has. Calls like setuid
- * need no hook: they change the process's user, and then the process can open no copy at all,
- * because copies belong to the daemon's user. */
+/* After capset, the calling thread may lack capabilities that the daemon has. Calls that change the
+ * user, such as setuid, are not interposed: copies belong to the daemon's user, so a process of
+ * another user cannot open them. */
 int capset(void *header, const void *data);
 PUBLIC int capset(void *header, const void *data) {
     int r = REAL(capset)(header, data);
@@ -102,8 +102,8 @@ static int run_in_new_place(void *at) {
 }
 
 /* A child with its own namespaces uses no copies, like a process after unshare. The child starts in
- * run_in_new_place, which first stops the use of copies, and then calls the program's function. The
- * program's function and its argument are at the top of the child's stack. A child that shares
+ * run_in_new_place, which first stops the use of copies, and then calls `run`, the program's
+ * function. `run` and its argument are stored at the top of the child's stack. A child that shares
  * memory but was made without CLONE_FS is a thread with its own root directory. */
 PUBLIC int clone(int (*run)(void *), void *stack, int flags, void *data, ...) {
     va_list args;

@@ -24,8 +24,8 @@
 
 /* --- which file ------------------------------------------------------------------------------- */
 
-/* Returns whether the copy may be read. After a chroot, or in another mount namespace, the paths of
- * copies may lead to other files. */
+/* Returns whether the copy may be read. monarch_sees_source is checked because, after a chroot or
+ * in another mount namespace, the path of the copy may lead to another file. */
 static int is_readable(int fd, const struct monarch_wanted *w) {
     struct session *s = w->session;
     return MONARCH_WORD_STATE(__atomic_load_n(&w->entry->word, __ATOMIC_ACQUIRE)) !=
@@ -51,21 +51,20 @@ int monarch_find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
         monarch_tick(s);
         if (!(w->version & 1) && is_readable(fd, w))
             return 1;
-        /* From now on, the descriptor is not tracked, so the library does not see reads through it.
-         * The whole file is therefore counted as read now. */
+        /* Below, the descriptor is removed from the table, so the library will not see later reads
+         * through it. So the whole file is counted as read now. */
         if (!(tracked & TRACK_OFFSET) && MONARCH_WORD_STATE(__atomic_load_n(
                                              &w->entry->word, __ATOMIC_ACQUIRE)) == MONARCH_BYPASS)
             monarch_count_source(s, w->entry->size);
     } else if (s && !monarch_is_off(s) && !s->control->off) {
-        ; /* `tracked` comes from an earlier session, whose entry numbers were different */
+        ; /* `tracked` is from an earlier session, which had other entry numbers */
     } else {
         /* Monarch is switched off for a while, or the session's daemon has ended and no new daemon
          * has started yet */
         return 0;
     }
-    /* A word with TRACK_OFFSET stays in the table, because another thread may still need the word.
-     * The other thread may have claimed bytes by moving the offset, and may have to move the offset
-     * back. */
+    /* A word with TRACK_OFFSET stays in the table, because another thread may need it: the other
+     * thread may have moved the offset to claim bytes, and may have to move the offset back. */
     if (!(tracked & TRACK_OFFSET))
         monarch_untrack_seen(fd, tracked);
     return 0;
@@ -73,8 +72,9 @@ int monarch_find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
 
 /* --- from the copy ---------------------------------------------------------------------------- */
 
-/* Reads from a copy, and returns the number of bytes read. Each call opens and closes the copy, so
- * that no descriptor stays open during a wait or between calls. */
+/* Reads `n` bytes at the offset `at` from the copy that `word` names. Returns the number of bytes
+ * read. Each call opens and closes the copy, so that no descriptor stays open during a wait or
+ * between calls. */
 static uint64_t read_from(const struct session *s, uint64_t word, char *buf, uint64_t n,
                           uint64_t at) {
     char path[MONARCH_COPY_PATH];
@@ -96,9 +96,9 @@ int monarch_is_coming(const struct monarch_wanted *w, uint64_t word) {
            monarch_request_fill(w->session, w->entry, w->id, w->n);
 }
 
-/* Reads the beginning of the range [w->at, w->at + w->n) from the copy: as many bytes as the copy
- * can serve. The range lies within the file. Returns the number of bytes read. The caller reads the
- * rest of the range from the source. */
+/* Reads the range [w->at, w->at + w->n), which lies within the file, from the copy. Waits for bytes
+ * that are being filled. Stops at the first byte that the copy cannot provide. Returns the number
+ * of bytes read. The caller reads the rest of the range from the source. */
 static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
     uint64_t begin = w->at, filling = 0;
     struct monarch_stats *stats = monarch_my_stats(w->session);
@@ -108,8 +108,8 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
         int64_t ready = state == MONARCH_PRESENT ? (int64_t)w->n : 0;
         if (state == MONARCH_FILLING)
             ready = monarch_ready(w, word);
-        /* The entry may describe another file by now, and `word` may name a copy of that file. The
-         * call must not return bytes of two files. */
+        /* The entry may describe another file by now, and `word` may name a copy of that other
+         * file. One call must not return bytes of two files. */
         if (state == MONARCH_BYPASS || ready < 0 || monarch_is_replaced(w) ||
             !monarch_is_coming(w, word) || (!ready && monarch_is_fast(w->session, w->entry)))
             break;
@@ -117,8 +117,8 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
             uint64_t got = read_from(w->session, word, buf, (uint64_t)ready, w->at);
             filling += state == MONARCH_FILLING ? got : 0;
             if (w->since_ns && w->entry->size <= MONARCH_UNIT)
-                /* The read had to wait until the daemon had read the file at the source. So the
-                 * duration of the wait shows how fast the source is. */
+                /* The read has waited while the daemon read the file at the source. So the duration
+                 * of the wait shows how fast the source is. */
                 monarch_note_source_read(monarch_now_ns() - w->since_ns);
             w->since_ns = 0;
             buf += got;
@@ -157,8 +157,8 @@ __attribute__((noinline)) int monarch_open_by_name(const struct monarch_wanted *
 static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     monarch_momentary_begin();
     int fd = monarch_open_by_name(w);
-    /* The read is a raw system call, because a thread that is cancelled in libc's pread would leave
-     * the descriptor open. */
+    /* The read is a raw system call, because it must not be a cancellation point: a thread that is
+     * cancelled here would leave the descriptor open. */
     ssize_t r = fd >= 0 ? sys_pread(fd, buf, n, at) : 0;
     if (fd >= 0)
         monarch_close_unseen(fd, -1);
@@ -170,19 +170,19 @@ static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n,
     return monarch_result(r);
 }
 
-/* Reads from the source the bytes that the copy did not provide. After the read, checks whether the
- * descriptor referred to the caller's open file throughout the read. If not, the bytes may come
- * from another file, and are discarded. The range is then read a second time. If the copy is
- * complete by now (another thread may have promoted the descriptor), the second read is from the
- * copy. Otherwise, the source's file is opened by its name and read. */
+/* Reads from the source the bytes that the copy did not provide. After the read, checks whether
+ * `fd` referred to the caller's open file throughout the read. If it did not, for example because
+ * another thread has promoted the descriptor to the copy, the bytes may come from another file.
+ * They are then discarded, and the range is read a second time: from the copy if the copy is
+ * complete by now, otherwise from the source's file, which is opened by its path. */
 static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     int old_errno = errno;
     uint64_t began_ns = monarch_now_ns();
     ssize_t r = REAL(pread)(fd, buf, n, at);
     monarch_note_source_read(monarch_now_ns() - began_ns);
-    /* It is not enough to compare the files: during the read, `fd` may have been the number of
-     * another file, and may now belong to a later open of the caller's file. So the track words are
-     * compared too: they differ for any two opens. */
+    /* Comparing the files is not enough: during the read, `fd` may have referred to another file,
+     * and may by now belong to a later open of the caller's file. So the descriptor's words
+     * (track.h) are compared too. The words of any two opens differ. */
     if (!((monarch_tracked(fd) ^ w->tracked) & ~TRACK_FLAGS) && monarch_is_callers(fd, w))
         return monarch_note_read(fd, r, at);
     errno = old_errno;
@@ -194,13 +194,14 @@ static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size
 
 /* --- reads at an explicit offset -------------------------------------------------------------- */
 
-/* Returns whether n exceeds the address space. If so, the kernel refuses to read n bytes, whatever
- * the file is. */
+/* Returns whether n exceeds the size of the address space. The kernel refuses such a read of any
+ * file. */
 static int is_absurd(size_t n) { return n >> 46 != 0; }
 
-/* Reads at the offset `at`. Reads from the copy up to the first byte that the copy lacks, and from
- * there on from the source. joined: 1 if the caller joins the results of several calls of this
- * function, so that all of them must be from one file. Only then can the result be OTHER_FILE. */
+/* Reads n bytes at the offset `at`: from the copy up to the first byte that the copy lacks, and
+ * from there on from the source. joined: 1 if the caller puts the results of several calls
+ * together, so that all bytes must come from one file. The result can be OTHER_FILE only if
+ * `joined` is 1. */
 static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, off_t at,
                        int joined) {
     uint64_t size = w->entry->size;
@@ -219,7 +220,7 @@ static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, of
         return REAL(pread)(fd, buf, n, at);
     if (r >= 0 || !done)
         return r < 0 ? r : r + (ssize_t)done;
-    errno = old_errno; /* the call returns how many bytes it had read before the error */
+    errno = old_errno; /* the result is the number of bytes read before the error */
     return (ssize_t)done;
 }
 
@@ -237,16 +238,17 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
     tracked &= ~TRACK_DIRECT;
     if (!monarch_find_file(fd, tracked, w))
         return 0;
-    /* After a promotion, the descriptor refers to the copy. But another thread may close the
-     * descriptor at any time. So this read does not go through the descriptor, but opens the copy
-     * separately. */
+    /* If the promotion succeeds, the descriptor refers to the copy. But another thread may close
+     * the descriptor at any time, so this read does not use it. This read opens the copy by its
+     * path. */
     if (monarch_promote(fd, monarch_tracked(fd), w))
         monarch_progress_unseen(w->session, w->id, n);
     return 1;
 }
 
-/* Counts a read that the kernel has done, and returns n. If the descriptor has TRACK_DIRECT, the
- * source has served the read, so the read's duration is noted too. */
+/* Call this after a read that went to the kernel. Counts its n bytes, and returns n. If the
+ * descriptor has TRACK_DIRECT, the bytes came from the source, so the duration of the read is
+ * recorded too. */
 static ssize_t given(int fd, ssize_t n, off_t at, uint64_t since_ns) {
     if (n > 0 && monarch_tracked(fd) & TRACK_DIRECT)
         monarch_note_source_read(monarch_now_ns() - since_ns);
@@ -271,21 +273,21 @@ PUBLIC ssize_t pread(int fd, void *buf, size_t n, off_t at) {
 
 /* --- reads at the descriptor's offset --------------------------------------------------------- */
 
-/* Gives back the last n claimed bytes, which were not read, by moving the offset back over them. If
- * the descriptor was closed after the claim, its offset no longer matters. */
+/* Gives back the last n claimed bytes, which were not read: moves the offset back by n. If the
+ * descriptor was closed after the claim, does nothing. */
 static void give_back_offset(int fd, uint64_t tracked, long n) {
     if (n)
         monarch_track_seek(fd, tracked, -n);
 }
 
-/* Claims the next n bytes of the file, or all bytes up to its end if these are fewer. Moves the
- * offset past the claimed bytes, so that other threads and processes that read at this offset get
- * later bytes. The claimed range is [w->at, w->at + w->n). Returns 0 if nothing was claimed,
- * because the offset is at the end of the file, or because the descriptor may belong to another
- * file by now. tracked: the descriptor's word (track.h). */
+/* Claims the next n bytes of the file, or all remaining bytes if there are fewer. Moves the offset
+ * past the claimed bytes, so that other threads and processes that read at this offset get later
+ * bytes. The claimed range is [w->at, w->at + w->n). Returns 0 if nothing was claimed, because the
+ * offset is at the end of the file, or because the descriptor may refer to another file by now.
+ * tracked: the descriptor's word (track.h). */
 static int claim_offset(int fd, uint64_t tracked, struct monarch_wanted *w, size_t n) {
-    /* The kernel moves the offset atomically, even for processes that share the offset but have
-     * their own table of descriptors. If the offset would become too large, the seek fails. */
+    /* The kernel moves the offset atomically, also for other processes that share the open file. If
+     * the offset would become too large, the seek fails. */
     long end = monarch_track_seek(fd, tracked, (long)n);
     w->n = 0;
     if (end < 0)
@@ -348,9 +350,9 @@ static int are_usable(const struct iovec *parts, int count, size_t *total) {
     return *total > 0;
 }
 
-/* Fills the parts one after the other. `most` is the maximum number of bytes in all. Stops after
- * the first part that is not filled completely, which happens at the end of the file or at an
- * error. Returns OTHER_FILE if the descriptor belongs to another file and nothing was read. */
+/* Reads into the parts, one after the other, at most `most` bytes in all. Stops after the first
+ * part that is not filled completely, which happens at the end of the file or at an error. Returns
+ * OTHER_FILE if nothing was read because the descriptor refers to another file now. */
 static ssize_t fill_parts(int fd, struct monarch_wanted *w, const struct iovec *parts, int count,
                           size_t most, off_t at) {
     ssize_t done = 0;
@@ -378,7 +380,7 @@ PUBLIC ssize_t readv(int fd, const struct iovec *parts, int count) {
     if (__builtin_expect(tracked == 0, 1) || !are_usable(parts, count, &n) ||
         !served(fd, tracked, TRACK_OFFSET, n, &w) || !claim_offset(fd, tracked, &w, n))
         return monarch_note_read(fd, REAL(readv)(fd, parts, count), -1);
-    long wanted = (long)w.n; /* if the file has grown, its new bytes are for the next call */
+    long wanted = (long)w.n; /* the next call reads bytes that were appended meanwhile */
     ssize_t r = fill_parts(fd, &w, parts, count, w.n, (off_t)w.at);
     if (r == OTHER_FILE)
         return REAL(readv)(fd, parts, count);

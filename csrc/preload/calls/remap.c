@@ -1,9 +1,9 @@
-/* Calls that remove or change mappings. A mapping of a source's file may be waiting to move to the
- * file's copy (mappings.h).
+/* Interposed calls that remove or change mappings.
  *
- * Before each of these calls, the library makes sure that no mapping in the range is being
- * replaced, and usually forgets the mappings in the range. If the call then fails, the only effect
- * is that these mappings stay on the source. */
+ * The library may be about to replace a mapping of a source's file by a mapping of the file's copy
+ * (mappings.h). Before each of these calls, the library makes sure that no mapping in the range is
+ * being replaced. In most cases, it also ensures that none will be replaced later. If the call then
+ * fails, the only effect is that these mappings stay on the source. */
 #include <stdarg.h>
 #include <sys/mman.h>
 
@@ -19,7 +19,7 @@ PUBLIC int munmap(void *at, size_t n) {
 PUBLIC void *mremap(void *at, size_t n, size_t wanted, int flags, ...) {
     va_list args;
     va_start(args, flags);
-    /* without a fifth argument, `to` is whatever value is in the argument's register */
+    /* if the caller passes no fifth argument, the value of `to` is arbitrary and unused */
     void *to = va_arg(args, void *);
     va_end(args);
     monarch_mappings_say(at, n, MONARCH_FORGET);
@@ -28,8 +28,8 @@ PUBLIC void *mremap(void *at, size_t n, size_t wanted, int flags, ...) {
     return REAL(mremap)(at, n, wanted, flags, to);
 }
 
-/* A mapping that waits for its copy already has exactly the protection PROT_READ. So a call that
- * sets only PROT_READ changes nothing. */
+/* Only mappings with the protection PROT_READ wait for their copies. So a call that sets PROT_READ
+ * does not change such a mapping. */
 PUBLIC int mprotect(void *at, size_t n, int prot) {
     if (prot != PROT_READ)
         monarch_mappings_say(at, n, MONARCH_FORGET);
@@ -55,10 +55,10 @@ PUBLIC int pkey_mprotect(void *at, size_t n, int prot, int key) {
 #define MADV_POPULATE_READ 22
 #endif
 
-/* Call this before a call of madvise. Advice about the order of the program's reads is stored. If a
- * mapping of the copy later replaces this mapping, the library calls madvise with the same advice
- * for the new mapping. Advice that takes effect at once need not be repeated. The library does not
- * know the effect of any other advice, so the mapping then stays on the source. */
+/* Call this before madvise. Advice about the order of the program's reads is stored. If a mapping
+ * of the copy later replaces this mapping, the library gives the same advice for the new mapping.
+ * Advice that takes effect at once need not be repeated. For all other advice, the library does not
+ * know the effect, so it never replaces the mapping. */
 static void advised(void *at, size_t n, int advice) {
     if (advice == MADV_WILLNEED || advice == MADV_DONTNEED || advice == MADV_COLD ||
         advice == MADV_PAGEOUT || advice == MADV_POPULATE_READ)
@@ -78,8 +78,8 @@ PUBLIC int posix_madvise(void *at, size_t n, int advice) {
     return REAL(posix_madvise)(at, n, advice);
 }
 
-/* The mapping stays on the source: if it were replaced by a mapping of the copy, the new mapping
- * would not be locked in memory. */
+/* Mappings in this range stay on the source: a mapping of the copy that replaced one of them would
+ * not be locked in memory. */
 PUBLIC int mlock(const void *at, size_t n) {
     monarch_mappings_say(at, n, MONARCH_FORGET);
     return REAL(mlock)(at, n);

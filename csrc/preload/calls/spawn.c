@@ -1,10 +1,11 @@
 /* Before a call of posix_spawn, records the files that the child will open for writing.
  *
- * The child opens these files inside libc, unseen by the library. A relative path starts from the
- * child's directory, which earlier actions may change. So the library must read the whole list of
- * actions to determine which file a path means. The list's layout is private to libc, but has never
- * changed. Before the library reads the first list, it lets libc make a list of known actions, and
- * checks that this list has the expected layout. */
+ * libc opens these files in the child, and the library does not see these opens. A relative path
+ * starts from the child's working directory, which earlier actions in the list may change. So the
+ * library must read the whole list of actions to find out to which file a path leads. The layout of
+ * the list is private to libc, but has never changed. Before the library reads a list for the first
+ * time, it lets libc make a list of known actions, and checks that this list has the expected
+ * layout. */
 #include <errno.h>
 #include <string.h>
 
@@ -40,8 +41,9 @@ static const struct action *actions_of(const posix_spawn_file_actions_t *actions
 typedef int add_chdir(posix_spawn_file_actions_t *, const char *);
 typedef int add_fchdir(posix_spawn_file_actions_t *, int);
 
-/* Returns whether libc's list has the expected layout for the actions that change the child's
- * directory. glibc before 2.29 has no such actions. */
+/* Adds to `list`, which has two actions, the actions that change the child's directory. Returns
+ * whether they have the expected layout. Returns 1 for glibc before 2.29, which has no such
+ * actions. */
 static int directories_are_as_expected(posix_spawn_file_actions_t *list) {
     void *chdir_at = NULL, *fchdir_at = NULL;
     add_chdir *chdir_to =
@@ -72,8 +74,8 @@ static int layout_is_as_expected(void) {
 }
 
 static int is_known_layout(void) {
-    /* Atomic. 0: the layout of libc's list of actions was not checked yet; 1: it is the expected
-     * layout; 2: it is another layout */
+    /* Atomic. 0: the layout of libc's list was not checked yet; 1: libc's list has the expected
+     * layout; 2: it has another layout */
     static uint32_t known;
     uint32_t found = __atomic_load_n(&known, __ATOMIC_RELAXED);
     if (!found) {
@@ -83,8 +85,8 @@ static int is_known_layout(void) {
     return found == 1;
 }
 
-/* Puts `part` and a slash in front of the path that is at the end of the buffer. *at: index at
- * which the path begins; updated. Returns 0 if there is no room. */
+/* Puts `part` in front of the path that is at the end of the buffer, with a slash between the two.
+ * *at: index at which the path begins; it is updated. Returns 0 if there is no room. */
 static int put_before(char *buffer, size_t *at, const char *part) {
     size_t n = strlen(part);
     if (n + 1 > *at)
@@ -95,9 +97,9 @@ static int put_before(char *buffer, size_t *at, const char *part) {
     return 1;
 }
 
-/* Writes to the end of `buffer` the path that action `i` opens. Sets *dir to this process's
- * descriptor for the directory from which the path starts. Returns the path, or NULL if the path is
- * too long. */
+/* Writes to the end of `buffer` the path that action `i` opens. If the path is relative, it starts
+ * from the directory *dir, which is AT_FDCWD or a descriptor of this process. Returns the path, or
+ * NULL if the path is too long. */
 static char *path_opened(const struct action *x, int i, char *buffer, int *dir) {
     size_t at = MONARCH_PATH_MAX - 1;
     buffer[at] = 0;

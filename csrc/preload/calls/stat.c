@@ -1,8 +1,8 @@
-/* Reports the attributes of files as if they had no copies.
+/* Answers stat and similar calls with the attributes of source files, never with those of copies.
  *
  * For a path, the attributes come from the catalog, as long as the catalog may answer. For a
- * descriptor, the attributes come from the kernel. If the descriptor refers to a copy, the
- * catalog's attributes of the source file then replace those of the copy. */
+ * descriptor, the attributes come from the kernel. If the kernel's attributes are those of a copy,
+ * the catalog's attributes of the source file replace them. */
 #include <string.h>
 #include <sys/sysmacros.h>
 
@@ -53,20 +53,21 @@ static int answer_path(int dir, const char *path, struct stat *st, int follow) {
     return 1;
 }
 
-/* Returns the entry whose copy has the attributes `st`, or NULL. The entry is found even while
- * Monarch is switched off, because descriptors of copies stay open. */
+/* If `st` describes a copy, returns the entry of the copied file, and sets *s and *c to the entry's
+ * session and catalog. Otherwise returns NULL. The entry is found even while Monarch is switched
+ * off, because descriptors of copies stay open. */
 static const struct monarch_entry *behind(struct session **s, const struct monarch_catalog **c,
                                           const struct stat *st) {
     *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     return *s && S_ISREG(st->st_mode) ? monarch_behind_copy(s, c, st) : NULL;
 }
 
-/* Replaces mode, owner, number of links and ctime in *st by the current values of the source's
- * file. There are two exceptions. If the path leads to another file by now, or the size of the file
- * has changed, *st stays unchanged and describes the version that the program opened. If only the
- * mtime of the file has changed, the ctime in *st stays unchanged, because the new ctime would not
- * fit the old mtime. This is a separate function, because its buffer takes much of the stack, and
- * few calls need the buffer. */
+/* Replaces mode, owner, link count and ctime in *st by the current values of the source's file.
+ * There are two exceptions. If the path leads to another file by now, or if the file's size has
+ * changed, *st stays unchanged, and so describes the version that the program opened. If the file's
+ * mtime has changed but not its size, the ctime in *st stays unchanged, because a new ctime would
+ * not match the old mtime. This is a separate function, because its buffer takes much of the stack,
+ * and few calls need the buffer. */
 __attribute__((noinline)) static void refresh(const struct session *s,
                                               const struct monarch_catalog *c,
                                               const struct monarch_entry *e, struct stat *st) {
@@ -84,9 +85,8 @@ __attribute__((noinline)) static void refresh(const struct session *s,
     }
 }
 
-/* If `st` describes a copy, replaces the attributes in `st` by those of the source file. The new
- * attributes are those of the version that the program opened. Returns the copy's entry, or NULL if
- * `st` does not describe a copy. */
+/* If `st` describes a copy, replaces the attributes in `st` by those that the source's file had
+ * when the program opened it, and returns the file's entry. Otherwise returns NULL. */
 static const struct monarch_entry *correct(struct stat *st) {
     struct session *s;
     const struct monarch_catalog *c;
@@ -94,8 +94,8 @@ static const struct monarch_entry *correct(struct stat *st) {
     if (!e)
         return NULL;
     fill(s, e, st);
-    /* The catalog's attributes may be outdated if the file was recorded as changed. They may also
-     * be outdated if the daemon has ended: from then on, no changes are recorded. */
+    /* The catalog's attributes may be outdated in two cases: the file was recorded as changed, or
+     * the daemon has ended. After the daemon has ended, no changes are recorded. */
     if (s != __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) || !monarch_is_serving(s) ||
         monarch_is_changed(s->clients, st->st_dev, e->ino))
         refresh(s, c, e, st);
@@ -118,7 +118,7 @@ PUBLIC int stat(const char *path, struct stat *st) {
     if (answer_path(AT_FDCWD, path, st, 1))
         return 0;
     int r = REAL(stat) ? REAL(stat)(path, st) : kernel_stat(AT_FDCWD, path, st, 0);
-    if (r == 0 && !correct(st)) /* `path` may be /proc/self/fd/N, the name of a copy's descriptor */
+    if (r == 0 && !correct(st)) /* `path` may be /proc/self/fd/N and lead to a copy */
         monarch_learn_stat(path, st);
     return r;
 }
@@ -135,8 +135,9 @@ PUBLIC int lstat(const char *path, struct stat *st) {
 
 PUBLIC int fstat(int fd, struct stat *st) {
     int r = REAL(fstat) ? REAL(fstat)(fd, st) : (int)monarch_result(sys_fstat(fd, st));
-    /* The copy may have been removed after fstat. `correct` recognizes a removed copy by a link
-     * count of 0, but *st has the count from before the removal. So fstat is called again. */
+    /* The copy may have been removed between fstat and the check by `correct`, which expects a
+     * removed copy to have the link count 0. *st has the link count from before the removal. So
+     * fstat is called again. */
     if (r == 0 && !correct(st) && may_be_copy(st) && sys_fstat(fd, st) == 0)
         correct(st);
     return r;
@@ -147,14 +148,14 @@ PUBLIC int fstatat(int dir, const char *path, struct stat *st, int flags) {
         answer_path(dir, path, st, !(flags & AT_SYMLINK_NOFOLLOW)))
         return 0;
     int r = REAL(fstatat) ? REAL(fstatat)(dir, path, st, flags) : kernel_stat(dir, path, st, flags);
-    MAYBE_NULL(path); /* newer kernels accept NULL as the path with AT_EMPTY_PATH */
+    MAYBE_NULL(path); /* newer kernels accept a NULL path with AT_EMPTY_PATH */
     if (r == 0 && !correct(st) && path && (dir == AT_FDCWD || *path == '/'))
         monarch_learn_stat(path, st);
     return r;
 }
 
-/* Programs that were built before glibc 2.33 call these versioned functions. `version` names
- * a layout of `struct stat`. The library answers only if this is its own layout. */
+/* Programs that were built with glibc before 2.33 call these versioned functions. `version` names a
+ * layout of `struct stat`. The library answers only for the layout with which it was compiled. */
 #define CURRENT(version) ((version) == 1 || (version) == 0)
 
 PUBLIC int __xstat(int version, const char *path, struct stat *st) {
@@ -179,7 +180,7 @@ static struct statx_timestamp statx_time_of(struct timespec t) {
     return (struct statx_timestamp){.tv_sec = t.tv_sec, .tv_nsec = (uint32_t)t.tv_nsec};
 }
 
-/* The fields of struct statx that the catalog can fill in. */
+/* The bits of the fields of struct statx that the catalog can provide. */
 #define KNOWN (STATX_BASIC_STATS | STATX_BTIME)
 #ifndef STATX_MNT_ID
 #define STATX_MNT_ID 0x1000U /* since Linux 5.8 */
@@ -191,8 +192,8 @@ static int real_statx(int dir, const char *path, int flags, unsigned mask, struc
     return (int)monarch_result(sys6(SYS_statx, dir, (long)path, flags, (long)mask, (long)x, 0));
 }
 
-/* Fills *x from `st`, which came from the catalog, and from the fields that are the same for all
- * files of the source. */
+/* Fills *x from `st`, which came from the catalog. Some fields of *x are the same for all files of
+ * a source. They come from the source's `filesystem`. */
 static void fill_statx(const struct session *s, const struct monarch_entry *e,
                        const struct stat *st, unsigned mask, struct statx *x) {
     const struct monarch_filesystem *f = &s->control->source[e->source].filesystem;
@@ -224,9 +225,9 @@ static int can_fill_statx(struct session *s, const struct monarch_entry *e, unsi
            s->control->source[e->source].filesystem.statx_mask[0] && monarch_mounts_are_ours(s);
 }
 
-/* Gets the mtime of a file that may be a copy. The mtime is needed, because some copies are
- * recognized by a stamp in their mtime (monarch_stamp). If the program's call did not request the
- * mtime, newer kernels do not store it in *x, so this function requests it. */
+/* Stores in *mtime the mtime of a file that may be a copy, because some copies are recognized by a
+ * stamp in their mtime (monarch_stamp). If the program's call has not requested the mtime, newer
+ * kernels do not store the mtime in *x, so this function makes another call of statx. */
 __attribute__((noinline)) static void time_of_copy(int dir, const char *path, int flags,
                                                    const struct statx *x, struct timespec *mtime) {
     struct statx now;
@@ -238,8 +239,9 @@ __attribute__((noinline)) static void time_of_copy(int dir, const char *path, in
         *mtime = (struct timespec){now.stx_mtime.tv_sec, now.stx_mtime.tv_nsec};
 }
 
-/* This is a separate function, so that only the few calls that need its large buffer put that
- * buffer on the stack. */
+/* Fills *x with the kernel's answer to statx for the source's file. Returns 0 if the file is no
+ * longer at its path. This is a separate function, because its buffer takes much of the stack, and
+ * few calls need the buffer. */
 __attribute__((noinline)) static int ask_source(const struct session *s,
                                                 const struct monarch_catalog *c,
                                                 const struct monarch_entry *e, unsigned mask,

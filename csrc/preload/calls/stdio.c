@@ -1,5 +1,7 @@
-/* Calls that open streams on files. libc reads from streams without calling interposed functions,
- * so the library does not see these reads. */
+/* Interposed calls that open streams on files (fopen, freopen).
+ *
+ * After the open, libc reads the stream's file by internal calls, which are not interposed. So the
+ * library does not see these reads. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,23 +15,26 @@
 #include "preload/process/momentary.h"
 #include "shared/sys.h"
 
-/* Returns whether the mode is for reading only: it begins with "r" and has no '+'. The part after a
- * comma does not matter, because it names a character set. */
+/* Returns whether the mode is for reading only: it begins with "r" and has no '+'. The text after a
+ * comma is ignored, because it names a character set. */
 static int only_reads(const char *mode) {
     size_t letters = strcspn(mode, ",");
     return mode[0] == 'r' && !memchr(mode, '+', letters);
 }
 
-/* Records an open for writing. All modes that write, except "r+", create the file if it does not
- * exist. */
+/* Records that the program has opened the stream `f` for writing. `f` is NULL if the open has
+ * failed. All modes for writing, except "r+", create the file if it does not exist. real: a buffer
+ * of MONARCH_PATH_MAX bytes. */
 static FILE *changed(FILE *f, const char *mode, char *real) {
     if (f)
         monarch_opened_for_change(fileno(f), mode[0] != 'r', AT_FDCWD, "", real);
     return f;
 }
 
-/* Call this after a call of fopen or freopen at the source, even if the call has failed. A stream
- * moves its descriptor's offset inside libc, so the descriptor is never promoted. */
+/* Call this after fopen or freopen was called for the source's file, even if that call has failed.
+ * libc moves the offset of a stream's descriptor, and the library does not see that. So
+ * TRACK_OFFSET is set: the descriptor must never be promoted, that is, never be made to refer to
+ * the copy. */
 static FILE *opened_source(struct session *s, struct monarch_opening *o, const char *path,
                            uint64_t since_ns, FILE *f) {
     uint64_t took_ns = monarch_now_ns() - since_ns;
@@ -56,9 +61,10 @@ static void opened_copy(struct session *s, const struct monarch_opening *o, cons
         monarch_progress_stream(s, (uint64_t)o->id, f);
 }
 
-/* Opens a stream on a copy. Uses open instead of fopen, because a link in the copy's place must not
- * be followed, and fopen has no mode for O_NOFOLLOW. Returns NULL for a mode that only fopen
- * understands (`ccs=`); the caller then opens the source. */
+/* Opens a stream on a copy. Uses open instead of fopen, because a link in the place of the copy
+ * must not be followed, and no mode of fopen means O_NOFOLLOW. Returns NULL if the copy cannot be
+ * opened, or if `mode` contains more than the letters r, b and e (for example `ccs=`). The caller
+ * then opens the source's file. */
 static FILE *open_copy(const struct monarch_opening *o, const char *mode) {
     if (mode[strspn(mode, "rbe")])
         return NULL;
@@ -93,8 +99,9 @@ static FILE *open_for_reading(const char *path, const char *mode) {
     return opened_source(s, &o, path, since_ns, f);
 }
 
-/* Code that needs a buffer for a path is in separate functions, so that no other call needs stack
- * space for the buffer. Programs may read files in threads with small stacks. */
+/* The next two functions have a large buffer for a path on their stack. They are separate
+ * functions, so that the calls that need no such buffer use less stack. Programs may open files in
+ * threads with small stacks. */
 __attribute__((noinline)) static FILE *open_again(const char *path, const char *mode) {
     char real[MONARCH_PATH_MAX];
     return open_for_reading(monarch_names_copy(path, real) && real[0] ? real : path, mode);
@@ -115,8 +122,10 @@ PUBLIC FILE *fopen(const char *path, const char *mode) {
     return monarch_names_copy(path, NULL) ? open_again(path, mode) : open_for_reading(path, mode);
 }
 
-/* freopen closes the stream even if it fails. So the copy is opened first, and freopen gets the
- * name of the copy's descriptor in /proc. That name can be opened even if the copy was removed. */
+/* Reopens the stream on the copy. freopen closes the stream even if it cannot open the new file. So
+ * this function first opens the copy itself, and then passes to freopen the name that the copy's
+ * descriptor has in /proc. That name leads to the copy even if the copy was removed in the
+ * meantime. */
 static FILE *reopen_copy(struct session *s, struct monarch_opening *o, const char *mode,
                          FILE *stream) {
     char name[32];
@@ -151,9 +160,10 @@ static FILE *reopen_for_reading(const char *path, const char *mode, FILE *stream
     return opened_source(s, &o, path, since_ns, f);
 }
 
-/* Handles the cases of freopen in which the path is NULL, the mode writes, or the path may be the
- * name of a copy's descriptor. Without a path, freopen opens the stream's own file again. If the
- * stream is on a copy, freopen must open the source file instead. */
+/* Handles three cases of freopen: the path is NULL; the mode is for writing; or the path may be the
+ * name of a copy's descriptor in /proc. If the path is NULL, libc's freopen opens the stream's own
+ * file again. If that file is a copy, this function passes the path of the source's file
+ * instead. */
 __attribute__((noinline)) static FILE *reopen_special(const char *path, const char *mode,
                                                       FILE *stream) {
     char real[MONARCH_PATH_MAX];

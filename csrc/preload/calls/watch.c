@@ -1,7 +1,8 @@
-/* Handles inotify watches. Once a file is watched for opens or reads, all programs read the file
- * from the source.
+/* Interposes inotify_add_watch. All programs read a watched file from the source, never from its
+ * copy.
  *
- * If a program read the copy instead, the watching program would not be notified of the read. */
+ * If a program read the copy, inotify would not report the read to the program that watches the
+ * file. */
 #include <string.h>
 #include <sys/inotify.h>
 

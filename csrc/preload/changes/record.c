@@ -14,8 +14,8 @@
 #include "shared/sys.h"
 #include "shared/xxh3.h"
 
-/* Returns whether there is a daemon that must learn of changes. Sets *s to the daemon's session, or
- * to NULL if this process lacks the address space to map the session. */
+/* Returns whether there is a daemon to which changes must be reported. Sets *s to the daemon's
+ * session, or to NULL if this process lacks the address space to map the session's segments. */
 static int is_heard(struct session **s) {
     *s = session_for_change();
     return *s || monarch_lacks_room();
@@ -25,7 +25,8 @@ static int is_on_source(const struct session *s, const struct stat *st) {
     return s && monarch_source_on(s, st->st_dev, 0) >= 0;
 }
 
-/* Records a change. Returns whether the file is on a source's device. */
+/* Records a change of the file that `st` describes. is_tree: 1 if it is a directory, and everything
+ * below it has changed. Returns whether the file is on a source's device. */
 static int mark(struct session *s, const struct stat *st, int is_tree) {
     int is_told = monarch_lacks_room() && monarch_tell_change(st, is_tree);
     if (!is_on_source(s, st))
@@ -42,10 +43,10 @@ static int mark(struct session *s, const struct stat *st, int is_tree) {
 /* --- replaced files --------------------------------------------------------------------------- */
 
 /* A process without the library may have replaced or removed a file, and the daemon may not have
- * noticed this yet. The path then no longer leads to the file that the catalog has for it.
- * When a program changes the file to which the path leads now, the library also marks the catalog's
- * file as changed. Otherwise, the catalog's copy would still be served, and the program would not
- * see its own change. */
+ * noticed this yet. The file that is at a path now then differs from the file that the catalog has
+ * for this path. When a program changes the file that is at the path now, the library marks the
+ * catalog's file as changed too. Otherwise, the copy of the catalog's file would still be served,
+ * and the program would not see its own change. */
 
 static void mark_below(struct session *s, const struct monarch_catalog *c,
                        const struct monarch_entry *directory, uint64_t count) {
@@ -54,8 +55,8 @@ static void mark_below(struct session *s, const struct monarch_catalog *c,
     uint64_t dev = s->control->source[directory->source].dev;
     for (uint64_t i = 0; i < count; i++) {
         const char *path = monarch_pool(c, entries[i].path);
-        /* length of the directory's path; 0 for the source's root, below which all files of the
-         * source lie */
+        /* length of the directory's path; 0 for the source's root, which contains all files of the
+         * source */
         size_t n = directory->path_len;
         if (entries[i].source == directory->source && entries[i].path_len > n &&
             (!n || path[n] == '/') && memcmp(path, prefix, n) == 0)
@@ -72,11 +73,11 @@ static void mark_parent(struct session *s, const struct monarch_catalog *c,
                              monarch_entries(c)[id].ino);
 }
 
-/* Does nothing if the entry's file is still at the entry's path: that file is marked separately.
- * Otherwise marks the entry's file as changed. Also marks the file's directory, because the
- * catalog's listing of the directory still contains the file. If the file is itself a directory,
- * also marks all entries below it. now: attributes of the file that is at the entry's path now, or
- * NULL if there is none. */
+/* Marks the entry's file as changed, unless that file is still at the entry's path: it is marked
+ * separately in this case. Also marks the file's directory, because the catalog's listing of the
+ * directory still contains the file. If the file is itself a directory, also marks all entries
+ * below it. now: attributes of the file that is at the entry's path now, or NULL if there is
+ * none. */
 static void mark_entry(struct session *s, const struct monarch_catalog *c, int64_t id,
                        const struct stat *now) {
     const struct monarch_entry *e = &monarch_entries(c)[id];
@@ -92,11 +93,13 @@ static void mark_entry(struct session *s, const struct monarch_catalog *c, int64
 }
 
 /* Finds the catalog's entry for the path `name`, which the kernel has reported for an open file.
- * Returns the entry's number. Returns MONARCH_OUTSIDE if the path is in no source, and
- * MONARCH_UNKNOWN if the catalog has no such path. The kernel's path leads through no link. So if
- * the path equals a source's alias, the open file is the link at the alias, and this link has no
- * entry. If the path is below the alias, the source is probably mounted there, for example in a
- * container. Then the entry is that of the source's file. */
+ * Returns the entry's number, or MONARCH_OUTSIDE if the path is in no source, or MONARCH_UNKNOWN if
+ * the catalog has no entry for the path.
+ *
+ * A path that the kernel reports contains no links. The alias of a source is another path that
+ * leads to the source through a link. So if `name` equals the alias, the open file is the link
+ * itself, which has no entry. If `name` is below the alias, the source is probably mounted at the
+ * alias, for example in a container. The result is then the entry of the source's file. */
 static int64_t find_name(struct session *s, const struct monarch_catalog **c, const char *name) {
     const char *rel;
     if (!(*c = monarch_catalog_of(s)))
@@ -132,16 +135,18 @@ __attribute__((noinline)) static int64_t find_there_apart(struct session *s,
 
 /* If the path no longer leads to the file that the catalog has for it, marks the catalog's file as
  * changed. r: the result of fstatat for the path. now: the attributes that fstatat has stored.
- * buffer: MONARCH_PATH_MAX bytes of the caller's stack, or NULL. A look-up in the catalog may miss
- * the file if the path leads into a source through a link outside the sources. In this case, the
- * path is opened with O_PATH, and the kernel reports where it leads. */
+ * buffer: MONARCH_PATH_MAX bytes of the caller's stack, or NULL.
+ *
+ * A look-up in the catalog may not find the entry if the path leads into a source through a link
+ * outside the sources. In this case, the path is opened with O_PATH, and the kernel reports where
+ * it leads. */
 static void mark_known(struct session *s, int r, const struct stat *now, int dir, const char *path,
                        int follow, char *buffer) {
     const struct monarch_catalog *c;
     int64_t id = MONARCH_OUTSIDE;
     int old_errno = errno; /* the look-up may change errno */
-    /* With these two errors, the path must not be read: it may be a bad pointer (EFAULT), or may
-     * have no NUL at its end (ENAMETOOLONG). */
+    /* After these two errors, the library must not read the path: it may be a bad pointer (EFAULT),
+     * or may have no NUL within the maximum length (ENAMETOOLONG). */
     if (!s || path == buffer || r == -EFAULT || r == -ENAMETOOLONG)
         return;
     if (!monarch_leads_nowhere(dir, path))
@@ -155,24 +160,25 @@ static void mark_known(struct session *s, int r, const struct stat *now, int dir
         mark_entry(s, c, id, r == 0 ? now : NULL);
 }
 
-/* A table of files that lie outside all sources, and that a program has opened for writing by an
- * absolute path. Without this table, the library would ask the kernel for the path of such a file
- * at each open. An entry combines the session, its number of sources, the path, and the identity of
- * the opened file. If the same path leads to the same file again, the file is assumed to
- * still lie outside all sources. This would be wrong only if a process without the library had
- * moved the file into a source, and had made the old path lead to it. Entries are atomic. If an
+/* A table of files outside all sources that a program has opened for writing by an absolute path.
+ * With this table, the library need not ask the kernel for the path of such a file at each open.
+ *
+ * An entry of the table is a hash of the session, its number of sources, the path, and the identity
+ * of the opened file. If the same path leads to the same file again, the library assumes that the
+ * file still lies outside all sources. This is wrong only if a process without the library has
+ * moved the file into a source, and has made the old path lead to it. Entries are atomic. If an
  * entry is lost, the library only has to ask the kernel once more, so the table needs no lock. */
 #define OUTSIDE_FILES 64
 static uint64_t outside_files[OUTSIDE_FILES] SELDOM;
-/* Atomic: how many calls of this process so far may have changed where paths lead. Examples are
- * renames, and calls that make links. Entries contain this number, so each such call makes all
- * entries invalid. */
+/* Atomic: number of calls of this process so far that may have changed where paths lead, for
+ * example renames and calls that make links. This number is part of each entry's hash, so each such
+ * call makes all entries invalid. */
 static uint64_t names_changed;
 
 static void forget_outside_files(void) { __atomic_fetch_add(&names_changed, 1, __ATOMIC_RELAXED); }
 
-/* Returns the file's entry for the table `outside_files`. Returns 0 if the path is relative,
- * because a relative path leads to other files in another working directory. */
+/* Returns the file's entry for the table `outside_files`. Returns 0 for a relative path, because it
+ * leads to another file if the working directory changes. */
 static uint64_t outside_file(const struct session *s, const char *path, const struct stat *st) {
     uint64_t file = monarch_mix(st->st_ino ^ monarch_mix(st->st_dev));
     uint64_t changed = __atomic_load_n(&names_changed, __ATOMIC_RELAXED);
@@ -180,9 +186,9 @@ static uint64_t outside_file(const struct session *s, const char *path, const st
     return *path == '/' ? monarch_xxh3(path, strlen(path)) ^ file ^ sources : 0;
 }
 
-/* Call this after an open of `path`. fd: the opened file; now: its attributes. If the catalog's
- * entry for the path of `fd` describes another file, marks that file as changed. Returns whether it
- * has written the path of `fd` to `name`. */
+/* Call this after an open of `path` that may have changed or created the file. fd: the opened file.
+ * now: its attributes. If the catalog has another file at the path of `fd`, marks that other file
+ * as changed. Returns whether the path of `fd` was written to `name`. */
 static int mark_known_opened(int fd, const struct stat *now, const char *path, char *name) {
     const struct monarch_catalog *c;
     struct session *s;
@@ -212,10 +218,10 @@ int monarch_changed_file(int dir, const char *path, int follow) {
            mark(s, &st, 0);
 }
 
-/* Stores in *st the attributes of the file that is at the path now, if there is one. If the
- * catalog's file is no longer at the path, because another file or none is there now, marks the
- * catalog's file as changed (mark_known). Returns whether the caller can also mark the file at the
- * path: it can if there is a daemon that must learn of changes, and *st is valid. */
+/* Stores in *st the attributes of the file that is at the path now, if there is one. If the catalog
+ * has another file at this path, marks the catalog's file as changed (mark_known). Returns 1 if
+ * there is a daemon to which changes must be reported, and *st is valid. In this case, the caller
+ * can mark the file that *st describes. */
 static int mark_known_at(struct session **s, struct stat *st, int dir, const char *path, int follow,
                          char *buffer) {
     if (!is_heard(s))
@@ -245,10 +251,10 @@ void monarch_changed_fd(int fd) {
 }
 
 /* Marks every file below a directory as changed, because a change of the directory affects all of
- * them: a new name changes their paths, and other permissions may make them inaccessible. The
- * function reads the whole catalog, which is acceptable because a training job does not rename
- * directories in a loop. Files that the daemon's scan finds during the call are not missed: the
- * daemon checks them again because the count `renames` has changed. */
+ * them: a new name of the directory changes their paths, and new permissions may make them
+ * inaccessible. The function reads the whole catalog. That is acceptable, because a training job
+ * does not rename directories in a loop. The daemon's scan may find more files during the call. The
+ * daemon checks these files again, because the count `renames` has changed. */
 static void mark_below_directory(struct session *s, const struct stat *st) {
     __atomic_fetch_add(&s->clients->renames, 1, __ATOMIC_SEQ_CST);
     const struct monarch_catalog *c = monarch_catalog_of(s);
@@ -275,10 +281,9 @@ void monarch_changed_tree(int dir, const char *path) {
         mark_all(s, &st);
 }
 
-/* Returns whether `st` describes a copy. If it does and `real` is not NULL, writes the path of the
- * source's file to `real`. If that file is no longer at its path, writes the empty string instead.
- * The result does not depend on a running daemon, because descriptors of copies outlive the
- * daemon. */
+/* Returns whether `st` describes a copy. If it does, and `real` is not NULL, writes the path of the
+ * source's file to `real`, or the empty string if that file is no longer at its path. The result is
+ * the same after the daemon has ended, because descriptors of copies outlive the daemon. */
 static int describes_copy(const struct stat *st, char *real) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     const struct monarch_catalog *c;
@@ -322,7 +327,8 @@ int monarch_means_descriptor(const char *path, int flags) {
     return (flags & AT_EMPTY_PATH) && path && !*path;
 }
 
-/* Marks the directory of `path` as changed. Shortens `path`, which must not be empty, in place. */
+/* Marks the directory that contains `path` as changed. `path` must not be empty. It is shortened in
+ * place to the directory's path. */
 static void mark_above(struct session *s, int dir, char *path) {
     struct stat st;
     size_t n = strlen(path);
@@ -335,7 +341,7 @@ static void mark_above(struct session *s, int dir, char *path) {
         mark(s, &st, 0);
 }
 
-/* Copies the path. Returns 0 if the path is empty or too long for the kernel. */
+/* Copies the path to the buffer `to`. Returns 0 if the path is empty or too long for the kernel. */
 static int copy_path(char *to, const char *path) {
     size_t n = strnlen(path, MONARCH_PATH_MAX);
     if (!n || n == MONARCH_PATH_MAX)
@@ -349,8 +355,8 @@ void monarch_changed_names(int dir, const char *path) {
     struct session *s;
     struct stat st;
     forget_outside_files();
-    /* If `path` is a bad pointer, the kernel must return EFAULT; reading the path here would crash
-     * the program. */
+    /* If `path` is a bad pointer, it must not be read here, because that would crash the program.
+     * So the kernel checks it first (EFAULT). */
     if (is_heard(&s) && sys_fstatat(dir, path, &st, AT_SYMLINK_NOFOLLOW) != -EFAULT &&
         copy_path(above, path))
         mark_above(s, dir, above);
@@ -363,9 +369,9 @@ void monarch_changed_names_of(int dir, char *path) {
         mark_above(s, dir, path);
 }
 
-/* Marks the directory of a created file as changed. The directory is found by the path that the
- * kernel reports for the file, because `path` may contain a link. is_named: whether that path is in
- * `real` already. */
+/* Marks the directory that contains a created file as changed. The file's path is the path that the
+ * kernel reports, because `path` may lead through a link to another directory. is_named: whether
+ * the kernel's path is in `real` already. */
 static void mark_made(const struct stat *st, int fd, int dir, const char *path, char *real,
                       int is_named) {
     struct session *s;

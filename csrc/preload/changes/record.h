@@ -1,54 +1,57 @@
-/* Records what a program changes. The interposed functions call the functions below before or right
- * after the change. */
+/* Records what a program changes, so that no process is served an outdated copy.
+ *
+ * An interposed function that changes a file or a name calls one of the functions below, before or
+ * right after the change. */
 #pragma once
 
 #include <fcntl.h>
 
 #include "preload/process/attributes.h"
 
-/* These functions record that a file has changed, so that its copy is no longer served. They ignore
- * a file that is not on a source's device. follow: whether a link at the end of the path is
+/* The next functions record that a file has changed, so that its copy is no longer served. They
+ * ignore a file that is not on a source's device. follow: whether a link at the end of the path is
  * followed.
  *
- * monarch_changed_path records the file that is at the path now. If the catalog's entry for the
- * path describes another file, the function also records that file, as monarch_changed_known does.
- * It returns whether the file that is at the path now is on a source's device. */
+ * monarch_changed_path records the file that is at the path now. If the catalog has another file at
+ * this path, the function also records that other file, as monarch_changed_known does. Returns
+ * whether the file that is at the path now is on a source's device. */
 int monarch_changed_path(int dir, const char *path, int follow);
-/* Records only the file that is at the path now. Needs less stack than monarch_changed_path. */
+/* Does the same, but records only the file that is at the path now, and needs less stack. */
 int monarch_changed_file(int dir, const char *path, int follow);
-/* Call this after a call with this path has succeeded. If the file that is at `path` now is not the
- * file that the catalog describes, records that the catalog's file has changed: a process without
- * the library may have replaced that file after the daemon's scan. */
+/* Call this after the program's call with this path has succeeded. If the catalog has another file
+ * at `path` than the one that is there now, records that the catalog's file has changed: a process
+ * without the library may have replaced it after the daemon's scan. */
 void monarch_changed_known(int dir, const char *path, int follow);
 void monarch_changed_fd(int fd);
-/* Records a change of the file at `path`. If it is a directory, also records a change of all files
- * below it. */
+/* Records a change of the file at `path`. If this file is a directory, also records a change of all
+ * files below it. */
 void monarch_changed_tree(int dir, const char *path);
 
 /* Call this before a call that changes the file to which `path` leads. Records the change, like
- * monarch_changed_path. Returns the path to pass to the call. If `path` leads to a copy (as
- * /proc/self/fd/N may), stores the path of the source's file in `real` (MONARCH_PATH_MAX bytes),
- * and returns `real`. Otherwise returns `path`. If the source's file is no longer at its path,
- * `real` becomes the empty string: the call then fails with ENOENT, and no other file is
- * changed. */
+ * monarch_changed_path. Returns the path that the caller must pass to the changing call. If `path`
+ * leads to a copy (for example as /proc/self/fd/N), this is the path of the source's file, which is
+ * stored in `real` (MONARCH_PATH_MAX bytes). Otherwise it is `path`. If the source's file is no
+ * longer at its path, `real` is set to the empty string: the changing call then fails with ENOENT,
+ * and no other file is changed. */
 const char *monarch_path_to_change(int dir, const char *path, int follow, char *real);
-/* Does the same as monarch_path_to_change, but needs less stack, and records a change only for the
- * file that is at the path now. Call monarch_changed_known after the change. */
+/* Does the same as monarch_path_to_change, but needs less stack, and records only the file that is
+ * at the path now. Call monarch_changed_known after the change, to record the catalog's file
+ * too. */
 const char *monarch_file_to_change(int dir, const char *path, int follow, char *real);
 /* Call this before a call that changes the file of the descriptor `fd`. Records the change. If `fd`
- * is a descriptor of a copy, stores the path of the source's file in `real`, like
- * monarch_path_to_change, and returns `real`. Otherwise returns NULL: the call then uses `fd`
- * itself. */
+ * is a descriptor of a copy, returns the path of the source's file in `real`, like
+ * monarch_path_to_change; the caller must make the change by this path. Otherwise returns NULL, and
+ * the caller must make the change by `fd` itself. */
 const char *monarch_fd_to_change(int fd, char *real);
 /* monarch_is_copy returns whether `fd` is a descriptor of a copy. monarch_leads_to_copy returns
- * whether the path leads to a copy, as the name of a copy's descriptor in /proc or /dev does. If
- * the result is 1 and `real` is not NULL, both functions write the path of the source's file to
- * `real`. If that file is no longer at its path, they write the empty string instead. No change is
- * recorded. */
+ * whether the path leads to a copy: for example, the name of a copy's descriptor in /proc or /dev
+ * leads to the copy. If the result is 1 and `real` is not NULL, both functions write the path of
+ * the source's file to `real`. If that file is no longer at its path, they write the empty string
+ * instead. They record no change. */
 int monarch_is_copy(int fd, char *real);
 int monarch_leads_to_copy(const char *path, char *real);
-/* Does the same as monarch_leads_to_copy, but first checks that the path begins like a descriptor's
- * name in /proc or /dev. This check rules out nearly all paths without a system call. */
+/* Does the same as monarch_leads_to_copy, but first checks whether the path begins like the name of
+ * a descriptor in /proc or /dev. This check makes no system call, and nearly all paths fail it. */
 static inline int monarch_names_copy(const char *path, char *real) {
     MAYBE_NULL(path);
     if (!path || path[0] != '/')
@@ -61,33 +64,36 @@ static inline int monarch_names_copy(const char *path, char *real) {
     return may_lead && monarch_leads_to_copy(path, real);
 }
 
-/* Returns whether open(2) with these flags reads its argument `mode`. O_TMPFILE contains the bit of
- * O_DIRECTORY, so all bits of O_TMPFILE are compared: an open with O_DIRECTORY alone passes no
- * mode. */
+/* Returns whether open(2) with these flags uses its argument `mode`. O_TMPFILE consists of several
+ * bits, and one of them is O_DIRECTORY. So all bits of O_TMPFILE are compared: an open with
+ * O_DIRECTORY alone has no argument `mode`. */
 static inline int monarch_needs_mode(int flags) {
     return (flags & O_CREAT) || (flags & O_TMPFILE) == O_TMPFILE;
 }
 
 /* Returns whether an open with these flags may change the file or create one. O_TRUNC changes the
- * file even with O_RDONLY. The result is also 1 for the access mode O_WRONLY | O_RDWR: Linux
- * provides this mode only for calls of ioctl, but requires write permission for it. */
+ * file even with O_RDONLY. The result is also 1 for the access mode O_WRONLY | O_RDWR. On Linux, a
+ * file that is opened with this mode can only be used for ioctl, but the open requires write
+ * permission. */
 static inline int monarch_may_change(int flags) {
     return (flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC) || monarch_needs_mode(flags);
 }
 
-/* Returns whether the call concerns the directory descriptor itself: `path` is empty, and `flags`
- * has AT_EMPTY_PATH. */
+/* Returns whether a call with these arguments concerns the file of its directory descriptor: `path`
+ * is empty, and `flags` contains AT_EMPTY_PATH. */
 int monarch_means_descriptor(const char *path, int flags);
 
-/* Call this when a name is created or removed. Records that the listing of the directory of `path`
+/* Call this when the name `path` is created or removed. Records that the listing of its directory
  * is no longer valid. */
 void monarch_changed_names(int dir, const char *path);
 /* Does the same as monarch_changed_names, but shortens `path` in place instead of copying it. */
 void monarch_changed_names_of(int dir, char *path);
-/* Call this after an open of `path` that may have created the file. Records that the listing of the
- * file's directory is no longer valid. real: a buffer of MONARCH_PATH_MAX bytes. */
+/* Call this after an open of `path` that may have created the file but does not change an existing
+ * file. fd: the opened file. Records that the listing of the file's directory is no longer valid.
+ * real: a buffer of MONARCH_PATH_MAX bytes. */
 void monarch_made(int fd, int dir, const char *path, char *real);
-/* Call this after an open of `path` for writing. Records a change of the file of `fd`. If `created`
- * is 1, the open may have created the file, so also records that the listing of its directory is no
- * longer valid. Returns the same value as monarch_fd_to_change. */
+/* Call this after an open of `path` for writing. Records a change of the file of `fd`, the result
+ * of the open. created: 1 if the open may have created the file. In this case, also records that
+ * the listing of the file's directory is no longer valid. Returns the same value as
+ * monarch_fd_to_change. */
 const char *monarch_opened_for_change(int fd, int created, int dir, const char *path, char *real);

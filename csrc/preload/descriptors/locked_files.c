@@ -11,9 +11,9 @@
 
 /* --- locked files ----------------------------------------------------------------------------- */
 
-/* A Bloom filter of the files with locks (two bits per file). Its size is fixed. Rarely, the filter
- * also reports a file without locks. Bits are never cleared. If a process locks thousands of files,
- * the filter reports most other files too. That only costs time. */
+/* A Bloom filter of the files with locks (two bits per file). Its size is fixed, and bits are never
+ * cleared. Rarely, it reports a file without locks. If a process locks thousands of files, it
+ * reports most other files too. A wrong report only costs time. */
 #define LOCKED_BITS 8192
 static uint64_t locked[LOCKED_BITS / 64] SELDOM;
 
@@ -35,19 +35,18 @@ void monarch_note_locks(uint64_t dev, uint64_t ino) {
 
 /* --- closing ---------------------------------------------------------------------------------- */
 
-/* Maximum number of locked ranges of one file that are preserved. Locks on further ranges are
+/* Maximum number of locked ranges of one file that a closing preserves. Locks on more ranges are
  * lost. */
 #define MOST 128
 #define WORD 24
 
 /* A closing is a call of monarch_close_unseen. The lower half of `under_way` is the number of
- * closings that have not ended. The upper half is the pid of the process that makes them. The pid
- * lets a forked child recognize the closings of its parent. The child ignores these closings,
- * because no thread of the child will ever end them. `so_far` counts all closings that have
- * begun. */
+ * closings that have begun but not ended. The upper half is the pid of the process that makes them.
+ * By the pid, a forked child recognizes closings of its parent. It ignores them, because none of
+ * its own threads will end them. `so_far` is the number of all closings that have begun. */
 static uint64_t under_way;
 static uint32_t so_far;
-/* Longest time [ns] that monarch_await_closings waits for closings to end. A closing takes
+/* Maximum time [ns] that monarch_await_closings waits for the end of all closings. A closing takes
  * microseconds, unless the source hangs. */
 #define CLOSING_NS 5000000000ULL
 
@@ -64,8 +63,8 @@ struct saved_locks {
 
 /* --- the process's locks ---------------------------------------------------------------------- */
 
-/* Reads the next word of a line, truncated to WORD bytes. Returns 0 if the line has no further
- * word. */
+/* Reads the next word of a line into `word` (WORD bytes), and the character after it into *end. A
+ * longer word is truncated. Returns 0 if the line has no further word. */
 static int next_word(struct monarch_reader *r, char *word, char *end) {
     unsigned n = 0;
     do
@@ -85,8 +84,9 @@ static int64_t number(const char *digits) {
     return v;
 }
 
-/* Reads a line, and stores its lock if the line is like "lock: 1: POSIX ADVISORY READ 1234
- * fe:00:5678 0 EOF". Returns 0 at the end of the file. */
+/* Reads a line of /proc/self/fdinfo/N. If the line describes a POSIX lock, stores the lock in *h.
+ * Example of such a line: "lock: 1: POSIX ADVISORY READ 1234 fe:00:5678 0 EOF". Returns 0 at the
+ * end of the file. */
 static int read_line(struct saved_locks *h, int fd) {
     char word[WORD], end = ' ';
     int field = 0, is_lock = 1, upto_end = 0;
@@ -130,14 +130,15 @@ static void read_locks_of(int fd, void *data) {
 /* --- preserving locks ------------------------------------------------------------------------- */
 
 /* Takes the process's read locks a second time, so that the locks stay in force while a descriptor
- * of the file is closed. The second locks belong to a new open file. This function closes the new
- * descriptor at once, but a mapping keeps a reference to the open file. The caller ends the second
- * locks by unmapping. It must not end them by closing a descriptor, because the close would also
- * drop the locks that take_again has just taken.
+ * of the file is closed. The second locks belong to a new open file, not to the process. They end
+ * when nothing refers to this open file any longer. This function closes the descriptor of the open
+ * file at once, but a mapping still refers to the open file. The caller ends the second locks by
+ * unmapping. It must not end them by closing a descriptor, because that would also drop the locks
+ * that take_again has just taken.
  *
  * A write lock cannot be held twice. So after the close has dropped the process's write locks,
- * another process may take them before take_again does. Returns the mapping, or a negative number
- * if there is none. */
+ * another process may get them before take_again does. Returns the mapping, or a negative number if
+ * there is none. */
 static long hold_meanwhile(const struct saved_locks *h) {
     char path[64];
     put_number(put(path, "/proc/self/fd/"), (uint64_t)h->but, 10, 1);
@@ -157,9 +158,10 @@ static long hold_meanwhile(const struct saved_locks *h) {
 static void take_again(const struct saved_locks *h, int kept) {
     for (unsigned i = 0; i < h->count; i++) {
         const struct range *r = &h->range[i];
-        /* A read lock can be taken through any descriptor of the file, for example through `kept`.
-         * A write lock needs a writable descriptor, and only the program has one (r->fd). By now,
-         * r->fd may refer to another file, so is_same compares it with the locked file. */
+        /* A read lock can be taken through any readable descriptor of the file, for example through
+         * `kept`. A write lock needs a writable descriptor, and only the program has one (r->fd).
+         * By now, r->fd may refer to another file, so is_same compares that file with the locked
+         * file. */
         int fd = r->lock.l_type == F_RDLCK && kept >= 0 ? kept : r->fd;
         if (is_same(h, fd))
             sys_fcntl(fd, F_SETLK, (long)&r->lock);
@@ -180,7 +182,7 @@ static void count(int more) {
                                           __ATOMIC_SEQ_CST));
 }
 
-/* `under_way` is changed first: a thread that sees the new `so_far` must also see the new
+/* `under_way` is changed first, because a thread that sees the new `so_far` must also see the new
  * `under_way`. */
 static void begin_closing(void) {
     count(1);
@@ -227,8 +229,8 @@ static void close_and_keep_locks(int fd, int kept) {
         sys_unmap(h, sizeof *h);
 }
 
-/* Signals are blocked. Otherwise, a signal handler that takes a lock would wait for this
- * function, which it has interrupted. */
+/* Signals are blocked, because a signal handler that interrupts this function, and then takes a
+ * lock, would wait in vain for the end of this function. */
 void monarch_close_unseen(int fd, int kept) {
     uint64_t signals = sys_signals(SIG_BLOCK, MOST_SIGNALS);
     begin_closing();

@@ -14,11 +14,11 @@ static unsigned highest; /* no descriptor with a number above this one was ever 
 /* --- the process that the table describes --------------------------------------------------------
  * A child of vfork runs in its parent's memory, but has descriptors of its own. The table describes
  * the parent's descriptors. So the table must not change when the child closes or duplicates one of
- * the child's descriptors. */
+ * its own descriptors. */
 
 static uint32_t owner; /* atomic: pid of the process whose descriptors the table describes */
 /* A page by which a process notices that it is the child of a fork that the library did not see.
- * The kernel clears the page in every forked child, but not in a child of vfork. */
+ * The kernel fills the page with zeros in every forked child, but not in a child of vfork. */
 static uint32_t *forked_mark;
 
 void monarch_track_mark(void) {
@@ -36,8 +36,8 @@ static int is_unseen_child(void) {
     return mark && !__atomic_load_n(mark, __ATOMIC_RELAXED);
 }
 
-/* Only a system call can distinguish a child of vfork from its parent, because the two share all
- * memory. */
+/* A child of vfork shares all memory with its parent. So only a system call shows in which of the
+ * two processes this function runs. */
 int monarch_track_is_mine(void) {
     uint32_t pid = (uint32_t)sys_getpid(), known = __atomic_load_n(&owner, __ATOMIC_ACQUIRE);
     if (known == pid)
@@ -58,9 +58,9 @@ int monarch_track_change(int fd, uint64_t seen, uint64_t to) {
 }
 
 /* Adapts the table that the child of a fork has inherited. The parent and the child share the
- * offsets of all open files, so the child marks all tracked descriptors as shared. TRACK_PINNED and
+ * offsets of all open files, so all tracked descriptors are marked as shared. TRACK_PINNED and
  * TRACK_SEEKING mean that a thread of the parent is about to replace the descriptor or to seek on
- * it. The child has no such thread, so the child clears these two flags. */
+ * it. The child does not have that thread, so the two flags are cleared. */
 static void inherit(void) {
     unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
     for (unsigned fd = 0; fd <= end; fd++) {
@@ -91,17 +91,18 @@ uint32_t monarch_track_process(void) {
 
 /* --- the words -------------------------------------------------------------------------------- */
 
-/* Number of opens so far. A descriptor's word contains the number of the descriptor's open, so two
- * opens of the same file have different words. */
+/* Number of tracked opens so far. A descriptor's word contains the number of the descriptor's open,
+ * so two opens of the same file have different words. */
 static uint32_t opens;
 
 void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags) {
     if ((unsigned)fd >= MONARCH_TRACKED || !monarch_fills_of(s))
         return;
     monarch_track_mark();
-    /* A child of vfork may track a descriptor with TRACK_DIRECT if its parent tracks no descriptor
-     * with the same number. That does no harm, because the parent's reads still go to the kernel.
-     * If the parent hands the descriptor over, the daemon checks which file it refers to. */
+    /* If the parent tracks no descriptor with the number `fd`, a child of vfork may put a word with
+     * TRACK_DIRECT into the table. That does no harm, because the parent's reads go to the kernel
+     * nevertheless. If the parent later hands the descriptor over, the daemon checks to which file
+     * the descriptor refers. */
     int needs_owner = !(flags & TRACK_DIRECT) || monarch_tracked(fd) || !monarch_track_process();
     if (needs_owner && !monarch_track_is_mine())
         return;
@@ -115,9 +116,8 @@ void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags) {
                      __ATOMIC_SEQ_CST);
 }
 
-/* Returns whether `fd` refers to the copy of its file, not to the source's file. `w` is the word of
- * `fd` in the table. If the source is a network file system, this function does not wait for the
- * server. */
+/* Returns whether `fd` refers to the copy, and no longer to the source's file. w: the descriptor's
+ * word. If the source is a network file system, this function does not wait for the server. */
 static int is_of_copy(int fd, uint64_t w) {
     const struct session *s = monarch_track_session(w);
     struct statx x;
@@ -131,13 +131,14 @@ static int is_of_copy(int fd, uint64_t w) {
     return s->control->source[e->source].dev != dev || e->ino != x.stx_ino;
 }
 
-/* A thread that waits while a descriptor is pinned calls this function in a loop. `n` is the number
- * of earlier calls. Usually the function only pauses. Returns the descriptor's word.
+/* Makes one step of a wait for the unpinning of a descriptor. The waiting thread calls this
+ * function in a loop. w: the descriptor's word. n: the number of earlier calls. Usually the
+ * function only pauses. Returns the descriptor's current word.
  *
  * A promotion pins the descriptor, makes it refer to the copy, and makes the kernel close the
  * source's file. That close may have to wait for the source, but other threads need not wait for
- * it. So once the descriptor refers to the copy, this function clears the word, which ends the
- * wait. */
+ * the close. So if the descriptor already refers to the copy, this function clears the word, which
+ * ends the wait. */
 static uint64_t wait_while_pinned(int fd, uint64_t w, unsigned n) {
     if (n >= 40 && n % 8 == 0 && is_of_copy(fd, w))
         change(fd, &w, 0);
@@ -147,8 +148,8 @@ static uint64_t wait_while_pinned(int fd, uint64_t w, unsigned n) {
 }
 
 void monarch_track_flag_slow(int fd, uint64_t flag) {
-    /* Whether this process is a child of vfork is not checked, because that would need a system
-     * call. A flag that a child of vfork sets does the parent no harm. */
+    /* Usually, the check does not distinguish a child of vfork from its parent, because that would
+     * need a system call. A flag that a child of vfork sets does the parent no harm. */
     if (__atomic_load_n(&forked_mark, __ATOMIC_ACQUIRE) ? !monarch_track_process()
                                                         : !monarch_track_is_mine())
         return;
@@ -165,8 +166,9 @@ void monarch_track_flag_slow(int fd, uint64_t flag) {
 void monarch_track_again(int fd, int fresh) {
     uint64_t w = monarch_tracked(fd);
     struct session *s = w ? monarch_track_session(w) : NULL;
-    /* A descriptor of an earlier daemon's session (`s` then has no `clients`) is not tracked again,
-     * because that session's entry numbers mean nothing in the current session. */
+    /* A descriptor of an earlier session is not tracked again, because the entry numbers of that
+     * session are not valid in the current session. In this case, `s` is monarch_waiting, which has
+     * no `clients`. */
     if (s && s->clients && (unsigned)fresh < MONARCH_TRACKED &&
         !(w & TRACK_HANDED && monarch_is_unmet(monarch_track_entry(w)))) {
         monarch_track(s, fresh, monarch_track_entry(w), w & TRACK_HANDED ? 0 : w & TRACK_DIRECT);
@@ -174,30 +176,29 @@ void monarch_track_again(int fd, int fresh) {
     }
 }
 
-/* Returns the part of the word that does not change during a seek. The seeking thread passes this
- * value to lseek as an unused fourth argument. /proc shows the argument, so other threads recognize
- * the call by it. */
+/* Returns the part of the word that stays the same during a seek. The seeking thread passes this
+ * value to lseek as a fourth argument, which lseek ignores. /proc shows the argument, so other
+ * threads can recognize the call. */
 static uint64_t seek_of(uint64_t w) { return (w & ~TRACK_FLAGS) | TRACK_SEEKING; }
 
-/* Limits how long a close waits for threads that seek on its descriptor. Normally the close waits
- * until /proc shows that the threads' calls are inside the kernel. /proc cannot be read if no
- * descriptor is free, or if the process is not dumpable. In these cases, the close waits for this
- * many rounds of sys_relax in all (less than a second), and then assumes that the calls are inside
- * the kernel. The limit counts rounds, not time, because time also passes while a process is
- * stopped. */
+/* Limits how long a close waits for threads that seek on its descriptor. Normally, the close waits
+ * until /proc shows that the seeks are inside the kernel. But /proc cannot be read if no descriptor
+ * is free, or if the process is not dumpable. The close then waits for this number of rounds of
+ * sys_relax in all (less than a second), and assumes that the seeks are inside the kernel by then.
+ * The limit is a number of rounds, because time also passes while a process is stopped. */
 #define ENTERED_ROUNDS 800
 
 /* Returns whether the lseek of the seeking thread is inside the kernel. The kernel then holds a
- * reference to the open file, so the descriptor may be closed. Usually lseek returns at once;
- * otherwise it waits in the kernel for another thread's read. */
+ * reference to the open file, so the descriptor may be closed. Usually lseek returns at once, so
+ * the first rounds do not look into /proc. n: rounds so far for this descriptor. in_all: rounds so
+ * far for all descriptors of the same call. */
 static int has_entered(int fd, uint64_t w, unsigned n, unsigned in_all) {
     return n >= 40 && n % 8 == 0 &&
            (in_all >= ENTERED_ROUNDS || monarch_sleeps_in(SYS_lseek, (uint64_t)fd, seek_of(w)));
 }
 
-/* Removes the descriptor's word. First waits for threads that have pinned the word, and for threads
- * that seek on the descriptor. Adds to *in_all the number of rounds in which it waits for threads
- * that seek. */
+/* Removes the descriptor's word. First waits for threads that have pinned the descriptor, and for
+ * threads that seek on it. Adds to *in_all the number of rounds of the wait for seeking threads. */
 static void untrack(int fd, unsigned *in_all) {
     uint64_t w = monarch_tracked(fd);
     for (unsigned n = 0, pinned = 0; w;) {
@@ -216,8 +217,8 @@ static void untrack(int fd, unsigned *in_all) {
 void monarch_untrack_slow(int fd) {
     unsigned in_all = 0;
     uint64_t w = monarch_tracked(fd);
-    /* In a child of vfork, this call removes the word from the parent's table. The parent loses
-     * nothing, because the descriptor was handed over already. */
+    /* A child of vfork may reach this point too, and then removes the word from its parent's table.
+     * The parent needs the word no longer, because the descriptor was handed over already. */
     if (w & TRACK_HANDED && !(w & (TRACK_PINNED | TRACK_SEEKING)) && change(fd, &w, 0))
         return;
     if (monarch_track_is_mine())
@@ -275,9 +276,9 @@ int monarch_track_pin(int fd, uint64_t expected, struct monarch_pin *pin) {
 }
 
 void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word) {
-    /* If a call that the library did not see has closed the descriptor, another thread may have
-     * opened a file under the same number. So the number gets the word `word` only if it still has
-     * the word that this thread has pinned. */
+    /* Since the pinning, a call that the library did not see may have closed the descriptor, and
+     * another thread may have opened another file under the same number. So the word is replaced
+     * only if it is still the word that this thread has pinned. */
     uint64_t seen = pin->word | TRACK_PINNED;
     change(fd, &seen, word);
     sys_signals(SIG_SETMASK, pin->signals);
@@ -287,13 +288,13 @@ void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word) {
  * The kernel makes lseek wait while another thread reads from the open file. That read may take as
  * long as the source takes, and a descriptor cannot stay pinned for so long. But between the check
  * of the descriptor's word and the call of lseek, another file must not get the descriptor number.
- * Otherwise, the call would move that file's offset. So the word is marked (TRACK_SEEKING) until
- * the call returns. A thread that wants to close the descriptor waits until the mark is gone. If
- * the mark stays, the closing thread checks in /proc whether the lseek is inside the kernel. If it
- * is, the descriptor may be closed.
+ * Otherwise, lseek would move that file's offset. So the word is marked (TRACK_SEEKING) until lseek
+ * returns. A thread that wants to close the descriptor waits until the mark is gone. If the mark
+ * stays, the closing thread checks in /proc whether the lseek is inside the kernel. If it is, the
+ * descriptor may be closed.
  *
- * A seek on a duplicate of the descriptor would need no mark. But the library would have to close
- * the duplicate, and this close may have to wait for the source. */
+ * A seek on a duplicate of the descriptor would need no mark. But the library would then have to
+ * close the duplicate, and this close may have to wait for the source. */
 
 #define SEEK_ROUNDS 64
 
@@ -308,9 +309,9 @@ static void end_seek(int fd, uint64_t seek) {
         ;
 }
 
-/* Signals are blocked, because a signal handler that closes the descriptor would wait for its own
- * thread. While lseek waits in the kernel, the blocking makes no difference: a signal would not end
- * that wait anyway. */
+/* Signals are blocked, because a signal handler that closes the descriptor would wait for the
+ * thread that it has interrupted. Blocking signals has no cost while lseek waits in the kernel,
+ * because a signal does not end that wait. */
 long monarch_track_seek(int fd, uint64_t tracked, long by) {
     if (!monarch_track_is_mine())
         return -1;
@@ -320,7 +321,7 @@ long monarch_track_seek(int fd, uint64_t tracked, long by) {
             return -1;
         uint64_t signals = sys_signals(SIG_BLOCK, ~0ULL);
         int begins = begin_seek(fd, &w);
-        /* The fourth argument, which lseek ignores, lets other threads find this call in /proc. */
+        /* lseek ignores the fourth argument. Other threads find this call in /proc by it. */
         long at = begins ? sys6(SYS_lseek, fd, by, SEEK_CUR, (long)seek_of(w), 0, 0) : -1;
         if (begins)
             end_seek(fd, seek_of(w));

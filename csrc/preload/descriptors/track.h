@@ -1,31 +1,35 @@
 /* Tracks the process's descriptors of source files that had no copy when they were opened.
  *
- * The table is a hint, and is checked at every use: descriptors may be closed or passed on by calls
- * that the library does not see. */
+ * A table has one word for each descriptor number. The word is 0 if the descriptor is not tracked.
+ * The library checks at every use whether the word still describes the open file, because calls
+ * that the library does not see may close descriptors or pass them on. */
 #pragma once
 
 #include "preload/session/session.h"
 
-/* Only descriptors with numbers below this one are tracked. Reads of all other descriptors go to
- * the source. */
+/* Only descriptors with numbers below this one are tracked. Reads of all other descriptors of
+ * source files go to the source. */
 #define MONARCH_TRACKED 65536
 
-/* A descriptor's word, from the lowest bit on: flags (4 bits), number of the session (5 bits),
- * number of the open (23 bits), number of the entry + 1 (26 bits, from bit 32 on), more flags. */
+/* A descriptor's word, from the lowest bit on: flags (4 bits); number of the session (5 bits);
+ * number of the open (23 bits), which makes the words of two opens differ; number of the file's
+ * entry + 1 (26 bits, from bit 32 on); more flags. Promotion means that the descriptor is made to
+ * refer to the copy (promote.h). */
 #define TRACK_OFFSET 1ULL /* the descriptor's own offset was used: never promoted to the copy */
 #define TRACK_SHARED 2ULL /* the descriptor was duplicated, or may have locks: never promoted */
-/* A thread has pinned the descriptor and relies on it to stay unchanged. Another thread that is
- * about to change the descriptor waits until the descriptor is unpinned, or refers to the copy. */
+/* A thread has pinned the descriptor, which means that no other thread may change it. A thread that
+ * wants to change it waits until the descriptor is unpinned, or refers to the copy. */
 #define TRACK_PINNED 4ULL
-/* A thread is about to call lseek. The descriptor must not be closed or replaced until the kernel
- * holds a reference to the open file for that call. */
+/* A thread is about to call lseek for the descriptor. Another thread must not close or replace the
+ * descriptor until the lseek is inside the kernel, which then holds a reference to the open
+ * file. */
 #define TRACK_SEEKING 8ULL
-/* Reads go to the source. Once the whole file was read, the descriptor is handed over to the daemon
- * (handover.h). */
+/* The program's reads go to the source, and serve as the file's fill: when the whole file was read,
+ * the library hands the descriptor over to the daemon, which makes the copy (handover.h). */
 #define TRACK_DIRECT (1ULL << 62)
 /* The descriptor was handed over. */
 #define TRACK_HANDED (1ULL << 63)
-/* Another process shares the open file. */
+/* A fork has shared the open file with another process. */
 #define TRACK_FORKED (1ULL << 61)
 #define TRACK_FLAGS (15ULL | TRACK_DIRECT | TRACK_HANDED | TRACK_FORKED)
 
@@ -39,40 +43,42 @@ static inline uint64_t monarch_tracked(int fd) {
 static inline struct session *monarch_track_session(uint64_t w) {
     return monarch_session_at(w >> 4 & 31);
 }
-/* Returns the entry's number. If the file has no entry, which is possible only with TRACK_DIRECT,
- * returns the number that monarch_unmet gives to the file. */
+/* Returns the number of the file's entry. A file without an entry is possible only with
+ * TRACK_DIRECT. For such a file, returns the number that monarch_unmet computes from the file's
+ * inode number. */
 static inline uint64_t monarch_track_entry(uint64_t w) { return (w >> 32 & 0x3FFFFFF) - 1; }
-/* Creates the page by which a process notices that it is the child of a fork that the library did
- * not see. Some functions make such forks, for example daemon and forkpty. Call this before the
- * first descriptor is tracked. */
+/* Creates a page of memory by which a process notices that it is the child of a fork that the
+ * library did not see. For example, daemon and forkpty make such forks. Call this before the first
+ * descriptor is tracked. */
 void monarch_track_mark(void);
 /* Returns whether the table describes this process's descriptors. A child of vfork runs in its
  * parent's memory, so the table that it sees describes the parent's descriptors. */
 int monarch_track_is_mine(void);
 /* Returns the pid of the process whose descriptors the table describes, or 0 if no descriptor was
- * tracked yet. Makes no system call. So in a child of vfork, the result is the parent's pid. */
+ * tracked yet. In a child of vfork, the result is the parent's pid, because this function makes no
+ * system call. */
 uint32_t monarch_track_process(void);
 
-/* Tracks a descriptor of the entry's file at the source. flags: TRACK_DIRECT or 0. */
+/* Tracks `fd`, a descriptor of the source's file. entry: number of the file's entry. flags:
+ * TRACK_DIRECT or 0. */
 void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags);
 void monarch_track_again(int fd, int fresh); /* tracks a duplicate of `fd` */
-/* Sets the flag in the word of `fd`. Call this before the program makes the call to which the flag
- * refers. If a promotion of the descriptor (promote.h) has begun, first waits for its end. */
+/* Sets `flag` in the word of `fd`. Call this before the program's call that makes the flag
+ * necessary. If a promotion of the descriptor has begun, first waits for its end. */
 void monarch_track_flag_slow(int fd, uint64_t flag);
-/* Replaces the descriptor's word by `to` if the word still equals `seen`. Returns whether the word
- * was replaced. This function never replaces a pinned word: only the thread that has pinned a word
- * may unpin it, and that thread expects to find the word unchanged. */
+/* Replaces the descriptor's word by `to` if the word still equals `seen` and is not pinned. Returns
+ * whether the word was replaced. Only the thread that has pinned a word may change it. */
 int monarch_track_change(int fd, uint64_t seen, uint64_t to);
 static inline void monarch_track_flag(int fd, uint64_t flag) {
     uint64_t w = monarch_tracked(fd);
     if (__builtin_expect(w && ((w & flag) != flag || (w & TRACK_PINNED)), 0))
         monarch_track_flag_slow(fd, flag);
 }
-/* Pins the descriptor. Until it is unpinned, no other thread changes its word, and signals are
- * blocked, so that no signal handler waits for the thread that it has interrupted. Returns 0
- * without pinning the descriptor in four cases: the table describes another process's descriptors;
- * the descriptor is not tracked; the descriptor is never promoted; or `expected` is not 0 and
- * differs from the descriptor's word. */
+/* Pins the descriptor. Until it is unpinned, no other thread changes its word. All signals are
+ * blocked meanwhile: a signal handler that waited for the unpinning would wait for the thread that
+ * it has interrupted. Returns 0 without pinning the descriptor in four cases: the table describes
+ * another process's descriptors; the descriptor is not tracked; the descriptor is never promoted;
+ * or `expected` is not 0 and differs from the descriptor's word. */
 struct monarch_pin {
     uint64_t word, signals;
 };
@@ -80,14 +86,14 @@ int monarch_track_pin(int fd, uint64_t expected, struct monarch_pin *pin);
 void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word);
 
 /* Calls lseek(fd, by, SEEK_CUR) if `fd` still refers to the open file that the word `tracked`
- * describes. This function waits for other threads' reads of that open file. A thread that closes
- * or replaces the descriptor waits only until the lseek is inside the kernel. Returns the new
- * offset. Returns -1 if the offset was not moved, usually because the descriptor refers to another
- * open file by now. */
+ * describes. If other threads are reading from that open file, this call waits for their reads.
+ * Meanwhile, another thread can close or replace the descriptor when the lseek is inside the
+ * kernel. Returns the new offset, or -1 if the offset was not moved, usually because the descriptor
+ * refers to another open file by now. */
 long monarch_track_seek(int fd, uint64_t tracked, long by);
 
-/* Stops tracking the descriptor. Call this before a close. First waits until a promotion
- * (promote.h) in another thread has ended, which takes little time. */
+/* Stops tracking the descriptor. Call this before the descriptor is closed. If a promotion in
+ * another thread has begun, first waits for its end, which takes little time. */
 void monarch_untrack_slow(int fd);
 static inline void monarch_untrack(int fd) {
     if (__builtin_expect(monarch_tracked(fd) != 0, 0))
@@ -95,12 +101,12 @@ static inline void monarch_untrack(int fd) {
 }
 /* Removes the descriptor's word if the word still equals `seen`. Does not wait. */
 void monarch_untrack_seen(int fd, uint64_t seen);
-/* Stops tracking all descriptors of the session with this number. Call this before another session
- * gets the number. */
+/* Stops tracking all descriptors of the session with this number. Call this before a new session
+ * gets the same number. */
 void monarch_untrack_session(unsigned number);
-/* Call this in the child of a fork. Makes the table describe this process. */
+/* Call this in the child of a fork. Makes the inherited table describe the child's descriptors. */
 void monarch_track_adopt(void);
-/* Call this before a fork. Marks all descriptors as shared, because the child will share their
- * offsets. */
+/* Call this before a fork. Marks all tracked descriptors as shared, because the child will share
+ * their offsets. */
 void monarch_track_share_all(void);
 void monarch_untrack_range(unsigned first, unsigned last);
