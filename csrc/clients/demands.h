@@ -1,13 +1,13 @@
-/* Answers the demands of readers that wait for parts of files. Also reports which files clients
- * have requested. */
+/* Answers the demands of readers that wait for parts of files, and checks which files are
+ * requested. */
 #pragma once
 
 #include "shared/catalog.h"
 
-/* Returns whether a client has requested the file and the daemon has not yet taken the request from
- * the bitmap. If so, the daemon will soon order a fill of the file, and the state ABSENT will
- * end. */
+/* Returns whether a client has requested the file, and the daemon has not yet taken this request
+ * from the bitmap. If so, the daemon will soon decide about a fill of the file, so a file in the
+ * state ABSENT will not stay in this state. */
 int monarch_is_requested(const struct monarch_clients *m, uint64_t id);
-/* Answers the demands for units [first, first + count) of an entry. The readers that wait for these
- * units wake, and check again which units can be read. */
+/* Answers all demands for units [first, first + count) of the entry's file. This wakes the readers
+ * that wait for these units. They then check which units can be read. */
 void monarch_answer(struct monarch_clients *m, uint64_t entry, uint64_t first, uint64_t count);

@@ -1,5 +1,7 @@
-/* Reads what clients report to the daemon: the bits that they set for files, and the files that
- * they change. Also lets the daemon's loop sleep until a client rings the doorbell. */
+/* Reads what clients report to the daemon, and waits on the daemon's doorbell.
+ *
+ * Clients set bits in bitmaps to report which files they request, open and read. They also report
+ * which files they change. */
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -8,17 +10,17 @@
 #include "native.h"
 #include "shared/doorbell.h"
 
-/* Takes and clears the bits of one word. The word's summary bit is cleared before the word is read.
- * If a client sets a bit of the word later, it also sets the summary bit again, so the daemon
- * misses no bit. */
+/* Reads and clears the bits of one word, and stores the numbers of the files. The word's summary
+ * bit is cleared before the word is read. If a client sets a bit of the word after that, it also
+ * sets the summary bit again, so the daemon misses no bit. */
 static uint64_t take_word(struct monarch_bits *b, uint64_t word, uint64_t count, uint64_t *ids) {
     uint64_t n = 0;
     __atomic_fetch_and(&b->summary[word / 64], ~(1ULL << (word % 64)), __ATOMIC_SEQ_CST);
     uint64_t bits = __atomic_exchange_n(&b->word[word], 0, __ATOMIC_SEQ_CST);
     for (; bits; bits &= bits - 1) {
         uint64_t id = word * 64 + (uint64_t)__builtin_ctzll(bits);
-        /* there may be no entry with this number: a client of an earlier daemon uses that daemon's
-         * entry numbers */
+        /* a client may have used a number from an earlier daemon's catalog, for which this catalog
+         * has no entry */
         if (id < count)
             ids[n++] = id;
     }

@@ -1,7 +1,8 @@
 /* Samples that the processes of one node keep in shared memory.
  *
- * The first process that reads a sample from its source stores the sample. Readers take no lock and
- * never wait: a sample that is being written counts as missing. */
+ * The first process that reads a sample from its source stores the sample there. Readers take no
+ * lock and never wait: while a process writes a sample, other processes regard the sample as
+ * missing. */
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
@@ -47,7 +48,7 @@ static int is_abandoned(uint64_t state) {
 }
 
 /* Makes the caller the only writer of the sample, and returns 1. Returns 0 if another process has
- * stored the sample, is writing it, or has found no room for it. */
+ * stored the sample or is writing it, or if there was no room for the sample earlier. */
 static int claim(struct monarch_kept_sample *sample) {
     uint64_t state = __atomic_load_n(&sample->state, __ATOMIC_RELAXED);
     uint64_t mine = (uint64_t)getpid() << WRITER_SHIFT | MONARCH_KEPT_WRITING;

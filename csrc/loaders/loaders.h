@@ -1,5 +1,5 @@
-/* The parts of the loaders that run without Python's lock: they make many reads at the same time,
- * and keep samples in memory. */
+/* The loaders' functions that run without Python's lock: parallel reads, and samples in shared
+ * memory. */
 #pragma once
 
 #ifndef MONARCH_CDEF
@@ -11,22 +11,22 @@
 /* Maximum number of reads that one call has in flight at once. */
 #define MONARCH_READS_IN_FLIGHT 256
 
-/* Makes `n` reads. Read i, with i below `n`, reads lengths[i] bytes at offsets[i] of descriptors[i]
- * into out[i]. At most `in_flight` reads are in flight at once. Returns `n` if no read fails.
- * Otherwise returns the smallest index of a failed read; *error is then the errno of this read, or
- * 0 if its file ended too early. After a failure, no further reads begin, and the call returns when
- * the reads in flight have ended.
+/* Makes `n` reads. Read i copies lengths[i] bytes, from offset offsets[i] of descriptors[i] on, to
+ * out[i]. At most `in_flight` reads are in flight at once. Returns `n` if no read fails. Otherwise
+ * returns the smallest index of a failed read, and sets *error to the errno of this read, or to 0
+ * if its file ended too early. After a failure, no further reads begin, and the function returns
+ * when the reads in flight have ended.
  *
- * The calling thread makes reads too. The other threads stay in the process for later calls.
- * Usually these threads are woken when the call begins. But if few reads of the previous call
- * had to wait for a device, the threads are woken only after a read of this call has waited. */
+ * The calling thread and further threads make the reads. The further threads are kept for later
+ * calls. Usually they are woken when a call begins. But if few reads of the previous call had to
+ * wait for a disk or the network, they are woken only after a read of this call has had to wait. */
 uint64_t monarch_read_all(const int32_t *descriptors, const int64_t *offsets,
                           const int64_t *lengths, char *const *out, uint64_t n, int in_flight,
                           int *error);
 
 /* --- samples that the processes of a node keep in shared memory: kept.c ----------------------- */
 
-/* State of a sample's table entry, in the lowest byte of `state`. While the state is
+/* State of a sample, in the lowest byte of the field `state`. While the state is
  * MONARCH_KEPT_WRITING, the higher bits are the process id of the writer. */
 enum monarch_kept_state {
     MONARCH_KEPT_EMPTY,
@@ -35,8 +35,8 @@ enum monarch_kept_state {
     MONARCH_KEPT_WRITING,
 };
 
-/* The table entry of a sample: its state (enum monarch_kept_state), and the position and length
- * of its bytes in the data. */
+/* The table entry of a sample: its state (enum monarch_kept_state), and the offset and length of
+ * its bytes. The offset counts from the beginning of all samples' bytes. */
 struct monarch_kept_sample {
     uint64_t state;
     uint64_t offset;
@@ -58,19 +58,20 @@ struct monarch_kept {
     uint64_t is_full;
 };
 
-/* Copies `n` kept samples. For each i below `n`: if the sample of table entry places[i] is
- * completely stored with lengths[i] bytes, copies it to out + starts[i], and sets missing[i] to
- * 0. Otherwise sets missing[i] to 1. places[i] is -1 for a sample that is never kept. Returns the
- * number of missing samples. */
+/* Copies `n` samples from the shared memory, as far as they are stored there. For each i below `n`:
+ * places[i] is the index of a sample's table entry, or -1 for a sample that is never kept. If this
+ * sample is completely stored, and has lengths[i] bytes, copies it to out + starts[i], and sets
+ * missing[i] to 0. Otherwise sets missing[i] to 1. Returns the number of missing samples. */
 uint64_t monarch_kept_take(struct monarch_kept *kept, const int64_t *places, uint64_t n, char *out,
                            const int64_t *starts, const int64_t *lengths, uint8_t *missing);
-/* Returns where a sample's bytes begin, as an offset from `kept`, and sets *length to the number of
- * bytes. Returns -1 if the sample is not completely stored. */
+/* Returns the offset from `kept` at which a sample's bytes begin, and sets *length to the number of
+ * bytes. Returns -1 if the sample is not completely stored. place: index of the sample's table
+ * entry. */
 int64_t monarch_kept_find(struct monarch_kept *kept, uint64_t place, uint64_t *length);
 /* Stores a sample. Does nothing if the sample is already stored, if another process is storing it,
  * or if there was no room for it earlier. If the process that was storing the sample was killed,
- * this process stores it instead. Returns 1 if there is no room for the sample and this is the
- * first such call in any process. Otherwise returns 0. */
+ * this process stores the sample instead. Returns 1 if there is no room for the sample and no
+ * earlier call of any process has met this lack of room. Otherwise returns 0. */
 int monarch_kept_put(struct monarch_kept *kept, uint64_t place, const char *bytes, uint64_t length);
 /* Adds to the counts `from_memory` and `from_source` of struct monarch_kept. */
 void monarch_kept_count(struct monarch_kept *kept, uint64_t from_memory, uint64_t from_source);

@@ -12,14 +12,14 @@
 /* Size of a thread's stack. Reading needs little of it, but a preloaded library may need more. */
 #define STACK_BYTES (256 << 10)
 
-/* A read counts as slow if two conditions are true. First, it took longer than this [ns] plus 1 ns
- * per byte. Second, its thread slept during the read, which means that the read had to wait for a
- * disk or the network. A read from memory takes about a tenth of this limit. It takes longer if its
- * thread has to wait for a processor, but such a wait does not count as sleep. */
+/* A read is regarded as slow if two conditions are true. First, it took longer than this [ns] plus
+ * 1 ns per byte. Second, its thread slept during the read, because it had to wait for a disk or the
+ * network. A read from memory takes about a tenth of this limit. If its thread has to wait for a
+ * processor, the read takes longer, but it is not slow, because such a wait is no sleep. */
 #define SLOW_NS 100000
 
-/* A running call of monarch_read_all. The structure is on the caller's stack, so the caller returns
- * only when no thread works on the call any more. */
+/* A running call of monarch_read_all. The structure is on the stack of monarch_read_all, which
+ * therefore returns only after all other threads have stopped working on the call. */
 struct call {
     const int32_t *descriptors;
     const int64_t *offsets, *lengths;
@@ -37,10 +37,11 @@ struct call {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t more = PTHREAD_COND_INITIALIZER;
-static struct call *calls; /* the calls that still need threads; the newest call comes first */
+static struct call *calls; /* list of the calls that still need threads; the newest call is the
+                            * first */
 static int threads, idle;  /* idle: number of threads that work on no call */
-/* Atomic; 1: few reads of the last call were slow. If so, the next call begins without other
- * threads, because waking them takes longer than copying from memory. */
+/* Atomic. 1: few reads of the last call were slow. The next call then begins without waking other
+ * threads, because it takes longer to wake them than to copy a file's bytes from memory. */
 static int was_fast;
 
 /* Resets the state in a forked child. The child has only the thread that called fork, so no other
@@ -52,8 +53,9 @@ static void forget(void) {
     threads = idle = 0;
 }
 
-/* Registers `forget` as soon as this library is loaded. If the first call registered it, another
- * thread might fork before the registration ends, and the child would not call `forget`. */
+/* Registers `forget` when this library is loaded. If the first call of monarch_read_all registered
+ * `forget`, another thread could fork during that call, before the registration, and the child
+ * would not run `forget`. */
 __attribute__((constructor)) static void heed_forks(void) { pthread_atfork(NULL, NULL, forget); }
 
 /* Reads one range completely. Returns 0, an errno, or -1 if the file ends too early. */
@@ -92,8 +94,9 @@ static long sleeps(void) {
     return getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_nvcsw : 0;
 }
 
-/* Takes reads of the call and makes them, until no read is left to take. If `is_alone` is 1, also
- * returns after a slow read, so that the caller can wake other threads. */
+/* Makes reads of the call, one after another, until each of the call's reads has been begun by some
+ * thread. If `is_alone` is 1, also returns after a slow read, so that the caller can wake other
+ * threads. */
 static void work(struct call *c, int is_alone) {
     for (long slept = sleeps(), before = slept;; before = slept) {
         uint64_t i = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED);

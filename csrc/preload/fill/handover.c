@@ -22,29 +22,28 @@
 #include "shared/sys.h"
 
 /* A file is handed over at its close only if at least 1 / WORTH of it was read. If less was read,
- * most bytes of the copy would still have to come from the source, and a handover would not be
- * worth its cost. */
+ * the daemon would have to read most bytes of the copy from the source anyway, so a handover would
+ * save little. */
 #define WORTH 2
-/* When a program has read 1 / PART of a file, the library decides whether the program reads the
- * file in random order. */
+/* When a program has read 1 / PART of a file, the library checks once whether the reads were
+ * sequential or in random order. */
 #define PART 8
-/* Maximum number of digits of the number in a socket's name. */
+/* Maximum number of digits in a socket's name, `handovers.<number>`. */
 #define DIGITS 2
-/* Longest time [ns] that a call waits until the daemon has closed a descriptor that was handed
- * over. Calls that lock the open file, or change its flags, first wait for this close. */
+/* A call that locks an open file, or changes its flags, first waits until the daemon has closed the
+ * descriptor that was handed over. This is the longest such wait [ns]. */
 #define AWAIT_NS 50000000ULL
 /* If the kernel does not keep a source's pages in the page cache, handovers of the source's files
- * are useless. One in LOOKS files is handed over nevertheless, to find out whether the kernel now
- * keeps the pages. */
+ * are useless. One in LOOKS of these files is handed over nevertheless. The daemon then notices if
+ * the kernel keeps the pages again. */
 #define LOOKS 128
 
 /* --- files that a program's own reads fill ---------------------------------------------------- */
 
 /* Returns whether the kernel is likely to keep the pages of the file `id` in the page cache after a
- * read. `sources` has a bit for each source in which the file may lie. Without the pages, a
- * program's reads cannot serve as the fill: the daemon would have to read the whole file again. For
- * one file in LOOKS, the result is always 1, so that the handover of this file shows whether the
- * kernel now keeps the source's pages. */
+ * read. Without these pages, the daemon would have to read the whole file from the source again.
+ * `sources` is a bit mask of the sources to which the file may belong. For one file in LOOKS, the
+ * result is always 1, so that the daemon notices if the kernel keeps the pages again. */
 static int keeps_pages(const struct session *s, uint32_t sources, uint64_t id) {
     return !(__atomic_load_n(&s->control->pageless_sources, __ATOMIC_RELAXED) & sources) ||
            id % LOOKS == 0;
@@ -76,8 +75,8 @@ void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint
 
 /* --- the end of direct reads ------------------------------------------------------------------ */
 
-/* Ends a descriptor's direct reads, and requests a fill of the file. From then on, each read of
- * the descriptor demands from the daemon the parts of the copy that the read needs. */
+/* Ends a descriptor's direct reads, and asks the daemon to fill the file. Later reads of the
+ * descriptor wait for the parts of the copy that they need. */
 static void fill_in_parts(struct session *s, const struct monarch_entry *e, int fd,
                           uint64_t tracked) {
     if (monarch_track_change(fd, tracked, tracked & ~TRACK_DIRECT))
@@ -104,9 +103,10 @@ static void await_end(int fd) {
 }
 
 /* Ends the direct reads of a descriptor if less than 1 / WORTH of its file was read. The
- * descriptor's next read then requests a fill. The fill is not requested here, because the program
- * may be about to lock the file (monarch_keep_descriptor). Until the program has its lock, another
- * process may hold a lock, and may change the data that the fill would copy. */
+ * descriptor's next read then requests a fill. This function does not request the fill, because the
+ * program may be about to lock the file (monarch_keep_descriptor). As long as the program waits for
+ * its lock, another process may hold the lock and change the file, so a fill might copy outdated
+ * data. */
 static void read_in_parts(int fd, uint64_t tracked) {
     uint64_t id = monarch_track_entry(tracked);
     struct session *s = monarch_track_session(tracked);
@@ -126,9 +126,9 @@ void monarch_keep_descriptor(int fd) {
 /* --- sending ---------------------------------------------------------------------------------- */
 
 /* Writes to `to` the address of the socket that receives handovers of the file `id`. If the
- * socket's path is too long for an address, opens the socket's directory, and writes an address
- * that leads through the descriptor's link in /proc. Returns this descriptor, or -1 if the address
- * needs none. */
+ * socket's path is too long for an address, opens the socket's directory. The address then begins
+ * with the descriptor's link in /proc/self/fd. Returns the descriptor of the directory, or -1 if
+ * the directory was not opened. */
 static int address(struct sockaddr_un *to, uint64_t id) {
     static const char name[] = "/handovers.";
     const char *dir = monarch_session_dir();
@@ -146,8 +146,8 @@ static int address(struct sockaddr_un *to, uint64_t id) {
     return by;
 }
 
-/* Sends the descriptor, without asking the source's server and without waiting. Returns whether it
- * was sent. */
+/* Sends the descriptor `fd` and the message `what` (n bytes) to the daemon. Does not wait, and does
+ * not access the source. Returns whether the message was sent. */
 static int send_descriptor(int fd, uint64_t id, void *what, size_t n) {
     struct sockaddr_un to;
     struct iovec part = {what, n};
@@ -183,9 +183,9 @@ static int send_descriptor(int fd, uint64_t id, void *what, size_t n) {
 
 #define UNMET 64
 
-/* Counts how much was read of files without an entry. A slot counts for one descriptor at a time:
- * if two descriptors share a slot, the later descriptor discards the count of the earlier
- * descriptor. */
+/* Counts how many bytes of each file without an entry were read. Each slot belongs to one
+ * descriptor. If another descriptor is assigned to the same slot, the slot's old count is
+ * discarded. */
 static struct unmet {
     uint64_t word; /* atomic: the descriptor's word (track.h), without flags */
     uint64_t size, bytes;
@@ -203,10 +203,10 @@ static uint64_t add_unmet(int fd, uint64_t tracked, uint64_t n, uint64_t *size) 
                : 0;
 }
 
-/* Returns whether small files of a source on this device are read as fast as their copies would
- * be. The daemon finds out from its fills which sources are fast. Until it has made enough
- * fills, the result is 0, with one exception: if there is only one source, this process's own
- * reads decide. */
+/* Returns whether a read of a small file takes no longer at the source on this device than from a
+ * copy. The daemon measures its fills to find out which sources are fast. Until the daemon has
+ * measured enough fills, the result is 0. There is one exception: if there is only one source, the
+ * result then depends on this process's own opens and reads. */
 static int is_fast_device(const struct session *s, uint64_t dev) {
     uint32_t fast = __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED), here = 0;
     uint32_t judged = __atomic_load_n(&s->control->judged_sources, __ATOMIC_RELAXED);
@@ -235,9 +235,9 @@ int monarch_read_unmet(struct session *s, int fd, const struct stat *st) {
     return 1;
 }
 
-/* Writes the path that the kernel reports for the file into the message `what`. Returns 0 if the
- * path is in no source. This is a separate function, so that its buffer for the whole path is no
- * longer on the stack when the message is sent. */
+/* Asks the kernel for the file's path, and writes the path into the message `what`. Returns 0 if
+ * the path is in no source or is too long for the message. This is a separate function, so that its
+ * large buffer is no longer on the stack when the message is sent. */
 __attribute__((noinline)) static int find_path(const struct session *s, int fd,
                                                struct monarch_handover *what) {
     char path[MONARCH_PATH_MAX];
@@ -259,8 +259,8 @@ __attribute__((noinline)) static int is_sent_unmet(struct session *s, int fd, ui
     struct monarch_handover what = {.id = monarch_track_entry(tracked),
                                     .is_read = (uint32_t)is_read};
     struct statx x;
-    /* Only the inode number is needed, and the kernel has cached it at the open. So the source is
-     * not asked. */
+    /* Only the inode number is needed. The kernel has cached this number at the open, so statx does
+     * not ask the source. */
     if (tracked & TRACK_FORKED ||
         sys6(SYS_statx, fd, (long)"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_INO, (long)&x, 0) !=
             0 ||
@@ -294,13 +294,14 @@ static int send_entry(int fd, uint64_t id, int is_read) {
 }
 
 /* Hands over a file that has an entry. Returns whether this descriptor or another descriptor of the
- * file was sent. If the library has missed a close, the descriptor may belong to another file by
- * now, so the daemon checks to which file it belongs. If the open file may have locks or is shared
- * with other processes, the descriptor is not sent, and the daemon itself must open the file.
+ * file was sent. The library may have missed a close, so that `fd` now refers to another file.
+ * Therefore the daemon checks which file it has received. The descriptor is not sent if the file
+ * may have locks, or if other processes share the open file. In these cases, the daemon itself must
+ * open the file.
  *
- * This thread sets TRACK_HANDED and the claim, and then checks for locks. A thread that takes a
- * lock first notes the lock, and then checks for the claim. So at least one of the two threads
- * sees what the other has done. */
+ * This thread first sets TRACK_HANDED and the claim, and then checks for locks. A thread that takes
+ * a lock works in the opposite order: it first records the lock, and then checks for the claim. So
+ * at least one of the two threads notices the other. */
 static int is_sent(struct session *s, const struct monarch_entry *e, uint64_t id, int fd,
                    uint64_t tracked, int is_read) {
     if (tracked & TRACK_FORKED)
@@ -325,9 +326,9 @@ void monarch_hand_over(int fd, uint64_t tracked, int is_read) {
         !monarch_track_change(fd, tracked, tracked | TRACK_HANDED))
         return;
     if (!e) {
-        /* If the sources are as fast as the page cache, the descriptor is not sent: the daemon
-         * itself reads the file at the source. In this case, the library has followed the program's
-         * reads only to measure how long they take. */
+        /* If the sources are as fast as the page cache, the descriptor is not sent, and the daemon
+         * itself reads the file at the source. In this case, the library has tracked the descriptor
+         * only to measure how long reads take. */
         int at_hand = monarch_source_is_at_hand();
         if (at_hand)
             monarch_give_up_claim(s->clients, id);
@@ -347,12 +348,12 @@ static uint64_t offset_of(int fd) {
     return at;
 }
 
-/* Returns whether the program reads the file in any order other than sequentially from the
- * beginning. Only the read that completes 1 / PART of the file is checked; for any other read, the
- * result is 0. If all reads so far were sequential, the offset at which this read ends equals the
- * number of bytes read so far. For a small file, the result is 0, because the program is assumed to
- * read the file completely. bytes: number of bytes that were read so far, including this read. n:
- * number of bytes of this read. end: the offset where this read ended, or -1 for a read at the
+/* Returns whether the program reads the file in random order. If all reads so far were sequential
+ * from the beginning, the offset where this read has ended equals the number of bytes that were
+ * read. This is checked only once, at the read with which 1 / PART of the file was read. For all
+ * other reads, the result is 0. It is also 0 for a small file, because a program usually reads such
+ * a file completely. bytes: number of bytes that were read so far, including this read. n: number
+ * of bytes of this read. end: the offset where this read ended, or -1 for a read at the
  * descriptor's own offset. */
 static int is_read_at_random(int fd, const struct monarch_entry *e, uint64_t bytes, uint64_t n,
                              int64_t end) {
@@ -362,8 +363,8 @@ static int is_read_at_random(int fd, const struct monarch_entry *e, uint64_t byt
     return (end < 0 ? offset_of(fd) : (uint64_t)end) != bytes;
 }
 
-/* Notes a read of `n` bytes from a descriptor with TRACK_DIRECT. The read ended at the offset
- * `end`; -1 stands for the descriptor's own offset. */
+/* Notes a read of `n` bytes from a descriptor with TRACK_DIRECT. end: the offset where the read
+ * ended, or -1 for a read at the descriptor's own offset. */
 static void note_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
     struct session *s = monarch_track_session(tracked);
     uint64_t id = monarch_track_entry(tracked), size, bytes;
@@ -372,7 +373,7 @@ static void note_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
         if (!(tracked & TRACK_HANDED) && bytes && bytes >= size)
             monarch_hand_over(fd, tracked, 1);
         else if (s && s->clients && !(tracked & TRACK_HANDED) && size > MONARCH_UNIT)
-            /* renews the claim, which might otherwise expire before the program has read the whole
+            /* renews the claim, which could otherwise expire before the program has read the whole
              * file */
             monarch_claim_file(s->clients, id);
         return;
@@ -409,9 +410,9 @@ static uint64_t read_by_now(int fd, uint64_t tracked, uint64_t *size) {
         monarch_is_unmet(id) ? add_unmet(fd, tracked, 0, size) : monarch_progress_of(id);
     if (tracked & TRACK_FORKED || (bytes && !(tracked & TRACK_SHARED)))
         return bytes;
-    /* libc may have read through a duplicate of the descriptor, and the library has not seen these
-     * reads. np.load, for example, makes a stream that reads in this way. The offset then shows how
-     * much was read. */
+    /* libc may have read through a duplicate of the descriptor. For example, np.load reads through
+     * a stream on a duplicate. The library does not see such reads, but the offset that the two
+     * descriptors share shows how much was read. */
     uint64_t at = offset_of(fd);
     return at > bytes ? at : bytes;
 }
@@ -428,7 +429,8 @@ void monarch_close_direct(int fd, uint64_t tracked) {
         monarch_hand_over(fd, tracked, bytes >= size);
     else if (!e)
         monarch_tell_unknown(s, fd, bytes > 0);
-    else if (!bytes) /* the file was read by calls that the library does not see, or not at all */
+    else if (!bytes) /* the program has read the file only by calls that the library does not see,
+                      * or not at all */
         monarch_request_fill(s, e, id, e->size);
     monarch_give_up_claim(s->clients, id);
 }

@@ -8,19 +8,21 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* If an open and a read at the source together take less time than this [ns], an open does not wait
- * for a copy. A wait would save no time, because the wait itself needs some system calls. */
+/* An open waits for a copy only if an open and a read at the source together take at least this
+ * long [ns]. If the source is faster, a wait saves no time, because the wait itself needs some
+ * system calls. */
 #define WORTH_WAITING_NS 200000
 /* Longest wait [ns] of an open. */
 #define MOST_NS 1000000000ULL
-/* Maximum number of successive opens that do not wait, after a wait has ended without a copy. */
+/* Maximum number of opens that skip their wait after a wait has ended without a copy. */
 #define MOST_SKIPPED 64
 
 /* --- skipped waits ---------------------------------------------------------------------------- */
 
-/* left_to_skip: how many of the next opens skip their wait. last_skipped: the value to which
- * left_to_skip was last set. A wait that ends without a copy sets both variables to 2 *
- * last_skipped + 1, but at most to MOST_SKIPPED. A wait that ends with a copy sets both to 0. */
+/* left_to_skip: how many of the next opens will skip their wait. last_skipped: the number of opens
+ * that had to skip their wait after the last wait. If a wait ends without a copy, both variables
+ * become 2 * last_skipped + 1, but at most MOST_SKIPPED. If a wait ends with a copy, both become
+ * 0. */
 static uint32_t left_to_skip SELDOM, last_skipped SELDOM;
 
 static int skips(void) {
@@ -58,9 +60,9 @@ int monarch_wait_for_copy(struct session *s, struct monarch_opening *o) {
     return 1;
 }
 
-/* Waits for the copy instead of opening the source. The limit of the wait is 1.2 times the time
- * that the source would need. If the wait is skipped, the copy is demanded nevertheless, so that a
- * queued fill moves to the front of the queue. */
+/* Waits for the copy instead of opening the file at the source. The wait lasts at most 1.2 times as
+ * long as an open and a read at the source. If the wait is skipped and the fill is queued, moves
+ * the fill to the front of the queue. */
 static int wait_instead(struct monarch_wanted *w, uint64_t word) {
     w->is_instead = 1;
     w->n = w->entry->size;
@@ -76,17 +78,16 @@ static int wait_instead(struct monarch_wanted *w, uint64_t word) {
     return is_there;
 }
 
-/* Returns whether this node gets the file from another node, and the file is small enough for an
- * open to wait for the copy. The wait replaces the open at the source, and lasts at most
- * WHOLE_NS (wait.c). */
+/* Returns whether this node gets the file from another node, and the file is so small that an open
+ * may wait for the copy. Such a wait lasts at most WHOLE_NS (wait.c). */
 static int is_given_by_others(const struct session *s, const struct monarch_entry *e) {
     return e->flags & MONARCH_OF_OTHERS && e->size <= s->control->handed_bytes;
 }
 
-/* Waits for the copy of a file, so that the program need not open the file at the source. Call
- * this if the node gets the file from another node, or if a fill is already reading the file at
- * the source. If a fill is reading, the wait also saves the source from sending the same bytes
- * twice. The wait lasts at most WHOLE_NS (wait.c). */
+/* Waits for the copy of a file, so that the program need not open the file at the source. Call this
+ * if the node gets the file from another node, or if the daemon is already reading the file at the
+ * source. In the second case, the wait also saves the source from sending the same bytes twice. The
+ * wait lasts at most WHOLE_NS (wait.c). */
 static int wait_for_fill(const struct monarch_wanted *w) {
     uint64_t latency = monarch_latency_ns();
     if ((latency && latency < WORTH_WAITING_NS) || skips())
@@ -107,7 +108,7 @@ static int wait_as_due(struct monarch_wanted *w, uint64_t word) {
     return is_small && wait_instead(w, word);
 }
 
-/* Returns whether the file is so small that its copy will soon be complete. */
+/* Returns whether the file is so small that a fill completes its copy in a short time. */
 static int is_soon_there(const struct session *s, const struct monarch_entry *e) {
     return e->size <= MONARCH_UNIT || e->size <= s->control->handed_bytes;
 }

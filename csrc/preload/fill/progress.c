@@ -6,8 +6,8 @@
 
 #define PLACES 1024
 #define BYTES ((1ULL << 40) - 1)
-/* If a program has read at least 1 / PART of a file before the file had a copy, the file counts as
- * read to its end. */
+/* If a program has read at least 1 / PART of a file before its descriptor is promoted, the library
+ * reports the file as read to its end. */
 #define PART 8
 #define STREAMS 64
 
@@ -15,7 +15,8 @@
  * files share a slot, a read of one resets the count of the other. */
 static uint64_t progress[PLACES] SELDOM;
 
-/* Open streams on copies. If two streams share a slot, the later one replaces the earlier one. */
+/* Open streams that read copies. If two streams share a slot, the later stream replaces the earlier
+ * stream. */
 static struct stream {
     const FILE *stream; /* atomic */
     struct session *session;
@@ -88,7 +89,8 @@ void monarch_progress_stream(struct session *s, uint64_t id, const FILE *stream)
     __atomic_store_n(&at->stream, stream, __ATOMIC_RELEASE);
 }
 
-/* If the stream's offset is at the end of the file, notes that the file was read to its end. */
+/* If the stream's offset is at the end of the file, reports the file to the daemon as read to its
+ * end. */
 static void look_at_offset(struct session *s, uint64_t id, int fd) {
     const struct monarch_entry *e = followed(s, id);
     if (e && e->size && sys_lseek(fd, 0, SEEK_CUR) == (long)e->size)
@@ -99,8 +101,8 @@ void monarch_progress_end(const FILE *stream, int fd) {
     struct stream *at = place_of(stream);
     uint64_t w = monarch_tracked(fd);
     if (__builtin_expect(w != 0, 0)) {
-        /* The offset of a shared descriptor is not checked: another process may be reading at this
-         * offset, and lseek would wait for that read. */
+        /* The offset of a shared descriptor is not checked. Another process may be reading through
+         * the same open file, and lseek would wait for that read. */
         if (w & TRACK_OFFSET && !(w & TRACK_SHARED))
             look_at_offset(monarch_track_session(w), monarch_track_entry(w), fd);
     } else if (__builtin_expect(__atomic_load_n(&at->stream, __ATOMIC_ACQUIRE) == stream && fd >= 0,
@@ -112,8 +114,8 @@ void monarch_progress_end(const FILE *stream, int fd) {
     }
 }
 
-/* Bytes are not counted for a descriptor of an earlier daemon's session: for such a descriptor,
- * monarch_session_at returns a session without `clients`. */
+/* If `s` has no `clients`, the bytes are not counted. That is the case for descriptors of an
+ * earlier daemon's session, for which monarch_session_at returns monarch_waiting. */
 void monarch_count_source(struct session *s, uint64_t n_bytes) {
     if (!s->clients)
         return;
@@ -123,41 +125,43 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
 
 /* --- how long the sources take ---------------------------------------------------------------- */
 
-/* Longest time [ns] that is counted for one open or read. A call that hung does not show how long
- * the next call will take. */
+/* If an open or a read takes longer than this [ns], this time is recorded instead. A call that has
+ * hung says little about the duration of the next call. */
 #define MOST_NS 1000000000ULL
-/* Limit for the page cache [ns]: an open, or a read of a small file, takes less time than this if
- * the page cache serves it. */
+/* Limit for the page cache [ns]. An open, or a read of a small file, is assumed to be served from
+ * the page cache if it takes less time than this. */
 #define AT_HAND_NS 20000
-/* Limits for a local disk [ns]. On a local disk, an open takes less than OPEN_NEAR_NS, and a
- * read of a small file takes less than READ_NEAR_NS. On a file system that asks a server at each
- * open, an open takes longer than OPEN_NEAR_NS. */
+/* Limits for a local disk [ns]. There, an open takes less than OPEN_NEAR_NS, and a read of a small
+ * file takes less than READ_NEAR_NS. If the file system asks a server at each open, an open takes
+ * longer than OPEN_NEAR_NS. */
 #define OPEN_NEAR_NS 100000
 #define READ_NEAR_NS 300000
 /* In each thread, one in FOLLOWED calls of monarch_source_is_at_hand and monarch_source_is_near
- * returns 0, even if most of the recent opens and reads were faster than the limits above. The
- * reads after such a call are timed, so the statistics stay up to date. */
+ * returns 0, even if the sources are fast. The library measures the duration of the reads after
+ * such a call, so the statistics stay up to date. */
 #define FOLLOWED 256
-/* at_hand and near (struct taken) are shares: each is the part of the recent calls that took
- * less time than a limit. A share of SHARE_ALL means all calls. */
+/* The fields at_hand and near of struct taken are fractions of the recent calls, in units of 1 /
+ * SHARE_ALL. */
 #define SHARE_ALL 1024U
-/* A share is a moving average, in which the last value has the weight 1 / SHARE_STEP. */
+/* Each fraction is a moving average, in which the latest call has the weight 1 / SHARE_STEP. */
 #define SHARE_STEP 16U
-/* Weight of the last value in a moving mean: 1 / WEIGHT. */
+/* mean_ns in struct taken is a moving average, in which the latest call has the weight 1 /
+ * WEIGHT. */
 #define WEIGHT 8
 
 /* Statistics of this process's own opens and reads at the sources. mean_ns: the mean duration of a
- * call. at_hand: the share of the calls that took less time than the limit for the page cache.
- * near: the share of the calls that took less time than the limit for a local disk. The time of a
- * call includes waits for a processor, so the mean may be too large. If two threads write at the
- * same time, one of their values is lost. Children of a fork inherit the statistics. */
+ * call. at_hand: the fraction of the calls that took less time than the limit for the page cache.
+ * near: the fraction of the calls that took less time than the limit for a local disk. A call's
+ * duration includes its waits for a processor, so the mean may be too large. If two threads store a
+ * value at the same time, one of the two values is lost. Children of a fork inherit the
+ * statistics. */
 static struct taken {
     uint64_t mean_ns;
     uint32_t at_hand, near;
 } opens SELDOM, reads SELDOM;
 
-/* The next two functions avoid needless stores, because each store removes the cache line from the
- * caches of the other processors. */
+/* The next two functions store a value only if necessary, because each store removes the cache line
+ * from the caches of the other processors. */
 static void note_share(uint32_t *share, int is_sooner) {
     uint32_t old = __atomic_load_n(share, __ATOMIC_RELAXED);
     uint32_t now = old + (is_sooner ? SHARE_ALL / SHARE_STEP : 0) - old / SHARE_STEP;
@@ -165,8 +169,8 @@ static void note_share(uint32_t *share, int is_sooner) {
         __atomic_store_n(share, now, __ATOMIC_RELAXED);
 }
 
-/* A mean below AT_HAND_NS is not kept up to date, because no open waits for a copy while the
- * sources are so fast. */
+/* While the mean and the new duration are both below AT_HAND_NS, the mean is not updated. Its exact
+ * value is not needed then, because no open waits for a copy while the sources are so fast. */
 static void note_mean(uint64_t *mean_ns, uint64_t took_ns) {
     uint64_t old = __atomic_load_n(mean_ns, __ATOMIC_RELAXED);
     uint64_t now = old ? old - old / WEIGHT + took_ns / WEIGHT : took_ns;
@@ -193,10 +197,11 @@ static int are_most(const uint32_t *of_opens, const uint32_t *of_reads) {
            __atomic_load_n(of_reads, __ATOMIC_RELAXED) > SHARE_ALL / 2;
 }
 
-/* Returns whether this call of monarch_source_is_at_hand or monarch_source_is_near must return 0,
- * so that the reads that follow are timed. In each thread, one in FOLLOWED calls must do so. The
- * threads of a process begin to count their calls at different numbers. So if a program makes a
- * thread for each file, the reads of one in FOLLOWED threads are timed. */
+/* Returns whether monarch_source_is_at_hand or monarch_source_is_near must return 0 now, so that
+ * the duration of the next reads is measured. The result is 1 for one in FOLLOWED calls of a
+ * thread. Each thread of a process begins to count its calls at another number. So if a program
+ * makes a new thread for each file, the result is 1 for the first call of one in FOLLOWED
+ * threads. */
 static int is_to_be_timed(void) {
     static uint32_t threads SELDOM;
     static __thread uint32_t checks;

@@ -8,9 +8,9 @@
 #include "shared/path.h"
 
 /* The configuration's `fill_after` delays the fill of a file until a program has requested a
- * certain share of the file. So each slot here counts how many KiB of one file this process has
- * requested. A slot's value is entry << 32 | KiB. If two files share a slot, a read of one resets
- * the count of the other. */
+ * certain fraction of the file. So each slot here counts how many KiB of one file this process has
+ * requested. A slot's value is (number of the entry) << 32 | KiB. If two files share a slot, a read
+ * of one file resets the count of the other file. */
 static uint64_t asked[1024] SELDOM;
 
 static int is_enough(const struct session *s, const struct monarch_entry *e, uint64_t id,
@@ -36,11 +36,10 @@ int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint6
     return 1;
 }
 
-/* Reports to the daemon a file that the catalog does not know. The daemon gets the path that the
- * kernel reports, in which links and dots are resolved. Call this only after the file was opened:
- * the daemon checks each path at the source, and a check of a path that leads to no file would
- * burden the source for nothing. This is a separate function, because its buffer takes much of the
- * stack, and few opens need it. */
+/* Sends the path that the kernel reports for `fd`, in which links and dots are resolved. Call this
+ * only after the file was opened. The daemon checks each path at the source, so a path that leads
+ * to no file would burden the source for nothing. The function must not be inlined, because its
+ * buffer takes much of the stack, and few opens need it. */
 __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, int is_part) {
     char path[MONARCH_PATH_MAX];
     const char *rel;

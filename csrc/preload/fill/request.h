@@ -1,15 +1,15 @@
-/* Requests copies of files from the daemon, and tells the daemon about files that the catalog does
- * not know. */
+/* Asks the daemon to fill files, and tells the daemon of files that are not in the catalog. */
 #pragma once
 
 #include "preload/session/session.h"
 
-/* Reports to the daemon a file that the catalog does not know. The program has the file open as
- * `fd`. is_part: 1 if the program has read some of the file, but too little for the file to be
- * worth a copy. */
+/* Sends the daemon the path of a file that is not in the catalog. fd: a descriptor of the file.
+ * is_part: 1 if the program has read only a small part of the file, so that a copy would not be
+ * worth its cost. */
 void monarch_tell_unknown(struct session *s, int fd, int is_part);
 
-/* Call this when a program requests `n` bytes of a file without a copy. Adds up what this process
- * has requested of the file. Once the sum reaches the share that `fill_after` names, asks the
- * daemon to fill the file. Returns whether the daemon was asked. */
+/* Call this when a program requests `n` bytes of a file without a copy. Adds `n` to the number of
+ * bytes of the file that this process has requested. If this sum is at least the fraction
+ * `fill_after` of the file, asks the daemon to fill the file. Returns whether the daemon was
+ * asked. */
 int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint64_t id, uint64_t n);

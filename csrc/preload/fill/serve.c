@@ -51,9 +51,9 @@ static void count(struct session *s, int from_copy, uint64_t size, int missed) {
     count_rank(s, size, missed);
 }
 
-/* Tells the daemon that a file was opened, by setting bits that the daemon reads regularly. The
- * daemon is not woken. Until the daemon has read the bits, further opens of the file change
- * nothing. */
+/* Tells the daemon that a file was opened. This only sets a bit, which the daemon later reads and
+ * clears. The daemon is not woken. Until the bit is cleared, further opens of the file have no
+ * effect. */
 static void tell_opened(struct session *s, uint64_t id) {
     if (__builtin_expect(!__atomic_load_n(&s->control->follow_opens, __ATOMIC_RELAXED), 1) ||
         id >= MONARCH_MAX_FILES)
@@ -68,40 +68,41 @@ void monarch_opened_copy(struct session *s, const struct monarch_opening *o) {
     tell_opened(s, (uint64_t)o->id);
 }
 
-/* Counts an open at the source, and adds up its duration. The durations show the daemon whether its
- * fills overload the source. */
+/* Counts an open at the source, and adds its duration to a sum. From the mean duration, the daemon
+ * learns whether its fills overload the source. */
 static void count_wait(struct session *s, uint64_t took_ns) {
     struct monarch_stats *n = monarch_my_stats(s);
     __atomic_fetch_add(&n->source_opens, 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(&n->source_open_ns, took_ns, __ATOMIC_RELAXED);
 }
 
-/* Returns whether the file is small and the source returns it as fast as the page cache does.
- * Claiming such a file, or tracking its descriptor, would take longer than reading it. So the
- * library does neither, and the file counts as read to its end. */
+/* Returns whether the file is small and its source is as fast as the page cache. To claim such a
+ * file, or to track its descriptor, would take longer than to read the file. So the library does
+ * neither of these, and assumes that the program reads the whole file. */
 static int is_left_alone(const struct session *s, const struct monarch_entry *e) {
     return e->size <= MONARCH_UNIT && !s->control->fill_after && monarch_source_is_at_hand();
 }
 
-/* While the sources are as fast as the page cache, a program opens, reads and closes a small
- * file in a short time. The examination of an opened file (`fstat` and a message to the daemon)
- * takes about a tenth of this time. But if a scan will find all files, the daemon does not need
- * the messages. In that case, this process examines only one in LOOKED opens of files without an
- * entry. For the statistics, it assumes that all other files have the size of the last examined
+/* To examine a file that was opened without an entry, the library calls `fstat` and sends the
+ * daemon a message. If the sources are as fast as the page cache, this takes about a tenth of the
+ * time in which a program opens, reads and closes a small file. The messages are not needed if a
+ * scan will find all files. In that case, this process examines only one in LOOKED opens of such
+ * files. For the statistics, it assumes that all other files have the size of the last examined
  * file. */
 #define LOOKED 16
 
-/* Returns whether to examine this open of a file without an entry. A hash of the open's number
- * decides, so the distances between examined opens vary. If every LOOKED-th open were examined, and
- * a program opened images and their labels in turn, only files of one kind would be examined. */
+/* Returns whether to examine this open of a file without an entry. The choice depends on a hash of
+ * a counter of opens, so the examined opens are unevenly spaced. If every LOOKED-th open were
+ * examined, and a program opened images and labels alternately, only files of one kind would be
+ * examined. */
 static int is_looked_at(void) {
     static __thread uint32_t opens;
     return opens++ * 0x9E3779B9U < UINT32_MAX / LOOKED;
 }
 
-/* Counts an open of a file that has no entry. If the program's reads can serve as a fill of the
- * file, the library follows these reads. Otherwise it reports the file to the daemon. An open that
- * is not examined (see is_looked_at) is only counted. */
+/* Counts an open of a file that has no entry. If the program will read the file directly
+ * (handover.h), starts to track the descriptor. Otherwise reports the file to the daemon. If the
+ * open is not to be examined (is_looked_at), only counts it. */
 static void opened_unmet(struct session *s, int flags, int fd) {
     static uint64_t last_size SELDOM;
     struct stat st;
@@ -140,9 +141,8 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
             monarch_progress(s, (uint64_t)o->id, o->entry->size);
         else if (may_come && monarch_is_plain(flags))
             monarch_track(s, fd, (uint64_t)o->id, is_direct ? TRACK_DIRECT : 0);
-        /* Resets the number of bytes that were read of the file, so that only reads through `fd`
-         * are counted. is_read_at_random (handover.c) compares the number with the offset of
-         * `fd`. */
+        /* From now on, only reads through `fd` must be counted, because is_read_at_random
+         * (handover.c) compares the number of bytes read with the offset of `fd`. */
         if (is_direct && o->entry->size > MONARCH_UNIT)
             monarch_progress_begin_again((uint64_t)o->id);
         if (o->claimed && !(monarch_tracked(fd) & TRACK_DIRECT))
@@ -161,9 +161,9 @@ void monarch_not_opened(struct session *s, const struct monarch_opening *o) {
     errno = old_errno;
 }
 
-/* With `metadata: source` in the configuration, each open asks the source whether the file is still
- * the version that was copied. If the file has another version, it is recorded as changed, for all
- * processes. */
+/* Returns whether the copy may be used. With `metadata: source` in the configuration, each open
+ * first asks the source whether the file is still the version that was copied. If it is not, this
+ * function records the file as changed, for all processes, and returns 0. */
 static int is_as_known(struct session *s, const struct monarch_entry *e, int dir, const char *path,
                        int flags) {
     uint64_t dev = s->control->source[e->source].dev;
@@ -211,9 +211,9 @@ void monarch_look_up(struct session *s, int dir, const char *path, int flags,
         monarch_end_look_up(s, &a, dir, path, flags, o);
 }
 
-/* Returns whether an entry that was found by a file's inode may describe another file by now.
- * version: the entry's version when it was found. Call this after reading the entry's word. If the
- * result is 0, that word belongs to the file whose inode was searched for. */
+/* Call this for an entry that was found by a file's inode, after reading the entry's word. Returns
+ * whether the entry may describe another file by now. If the result is 0, the word belongs to the
+ * file whose inode was searched for. version: the entry's version when it was found. */
 static int is_anothers(const struct monarch_entry *e, uint32_t version) {
     return version & 1 || __atomic_load_n(&e->version, __ATOMIC_ACQUIRE) != version;
 }
@@ -231,18 +231,18 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
         return;
     o->id = id;
     o->entry = e;
-    /* Only a file's owner may use O_NOATIME. But the caller owns the copy, even if it does not own
-     * the file. So an open of the copy with O_NOATIME would succeed although an open of the file
+    /* Only a file's owner may use O_NOATIME. The caller owns every copy, but perhaps not this file.
+     * In that case, an open of the copy with O_NOATIME would succeed, although an open of the file
      * must fail. */
     if ((flags & O_NOATIME) && e->uid != (uid_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0))
         return;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT && !monarch_is_off(s) &&
         !monarch_entry_is_changed(s, e) && is_as_known(s, e, dir, path, flags)) {
-        /* The number of a copy is never reused. So if the copy is dropped before the caller
-         * opens it, the open fails, and the caller opens the source. Usually the caller has
-         * opened the copy already, by the path that monarch_begin_look_up has guessed. If the
-         * guess was wrong, the path is written now. */
+        /* Usually, monarch_begin_look_up has already written the path of this copy. If it has not
+         * guessed the copy, or has guessed another copy, the path is written now. If the copy is
+         * dropped before the caller opens it, the open fails, because the number of a copy is never
+         * reused. The caller then opens the source. */
         if (!o->word || (word ^ o->word) >> 8)
             monarch_copy_path(s, word, o->copy);
         o->word = word;
@@ -253,8 +253,8 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
         o->claimed = 1;
     } else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT ||
                MONARCH_WORD_STATE(word) == MONARCH_WANTED) {
-        /* The fill has not begun. The daemon may already have queued it, in advance of any use of
-         * the file. The request shows the daemon that a program needs the file now. */
+        /* The fill has not begun, but the daemon may have queued it in advance. The request tells
+         * the daemon that a program needs the file now. */
         monarch_request_fill(s, e, (uint64_t)id, 0);
     }
     if (a->lead == MONARCH_LEAD_FILES && is_anothers(e, o->version = a->version)) {

@@ -6,7 +6,7 @@
 #include "preload/lookup/where.h"
 #include "preload/session/copies.h"
 
-/* What the look-up of a path has found. The caller is about to open the path for reading. */
+/* The result of a path's look-up, for a caller that is about to open the path for reading. */
 struct monarch_opening {
     const struct monarch_entry *entry; /* NULL: the catalog does not know the path */
     /* number of the entry; MONARCH_OUTSIDE: the path is in no source; MONARCH_UNKNOWN: the path is
@@ -16,27 +16,29 @@ struct monarch_opening {
     uint32_t version; /* if served is 0: the entry's version at the look-up */
     uint64_t word;    /* if served is 1: the entry's word, which names the copy */
     int waited;       /* 1: the open had to wait for the copy */
-    /* 1: the path may lead to a file of a source through a link, although the path's text does not
-     * show that (is_new in struct monarch_aim). The caller must then call monarch_opened_elsewhere
-     * after the open. */
+    /* 1: the path does not begin with the name of a source, but may lead into a source through a
+     * link (is_new in struct monarch_aim). The caller must then call monarch_opened_elsewhere after
+     * the open. */
     int is_new;
-    /* 1: the file is claimed, because the program's reads are to serve as the fill */
+    /* 1: the file is claimed: the daemon will make the copy after the program's own reads
+     * (handover.h) */
     int claimed;
-    /* 1: the file is not claimed, and its descriptor is not tracked (is_left_alone) */
+    /* 1: the library must neither claim the file nor track its descriptor (is_left_alone) */
     int is_alone;
     char copy[MONARCH_COPY_PATH];
 };
 
-/* Looks up a path for an open or a similar call, and stores the outcome in *out. If the file has no
- * copy, there are two cases. If the program's own reads are to serve as the fill, claims the file
- * and sets out->claimed to 1. Otherwise requests a copy from the daemon. */
+/* Looks up a path for an open or a similar call, and stores the result in *out. If the file has no
+ * copy, there are two cases. If the program should read the file directly (handover.h), claims the
+ * file and sets out->claimed to 1. Otherwise asks the daemon to fill the file. */
 void monarch_look_up(struct session *s, int dir, const char *path, int flags,
                      struct monarch_opening *out);
 /* The next two functions are the two steps of monarch_look_up. The first step returns 0 if there is
- * nothing to look up. Otherwise it may guess the copy: if out->word is not 0, out->copy is the path
- * of the guessed copy. The caller can open the guessed copy before the second step, so that the
- * kernel's work overlaps with the cache misses of the look-up. The guess was right if the second
- * step sets out->served to 1 and leaves the same copy in out->word. */
+ * nothing to look up. Otherwise, the first step may guess the copy: if it sets out->word to a value
+ * other than 0, out->copy is the path of the guessed copy. The caller can open the guessed copy
+ * before the second step, so that the kernel's work overlaps with the cache misses of the look-up.
+ * The guess was right if the second step sets out->served to 1 and out->word still names the
+ * guessed copy. */
 int monarch_begin_look_up(struct session *s, int dir, const char *path, int flags,
                           struct monarch_aim *a, struct monarch_opening *out);
 void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, const char *path,
@@ -64,13 +66,13 @@ static inline int monarch_flags_of_copy(int flags) {
 void monarch_opened_source(struct session *s, const struct monarch_opening *o, int flags,
                            uint64_t took_ns, int fd);
 /* Call this after an open at the source has failed. If the file was claimed, this function ends the
- * claim and requests a fill. The fill fails as well if the file was removed or replaced, and so
- * tells the daemon of the change. */
+ * claim and asks the daemon to fill the file. If the file was removed or replaced, this fill fails
+ * too, and the daemon thereby learns of the change. */
 void monarch_not_opened(struct session *s, const struct monarch_opening *o);
 void monarch_opened_copy(struct session *s, const struct monarch_opening *o);
 
-/* Call this after the open of a path for which the look-up has found no source. fd: the result of
- * the open. Returns whether the path leads to a file of a source after all. */
+/* Call this after the open of a path that the look-up has found in no source. fd: the result of the
+ * open. Returns whether the path nevertheless leads to a file of a source. */
 static inline int monarch_opened_elsewhere(struct session *s, const struct monarch_opening *o,
                                            const char *path, int fd) {
     return __builtin_expect(o->is_new, 0) && monarch_learn_open(s, path, fd);

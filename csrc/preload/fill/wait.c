@@ -5,63 +5,64 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* Maximum number of units that one call demands at a time. These are the first unit that the call
- * needs, and the units that follow it. */
+/* Maximum number of units that one call demands at a time, beginning with the first unit that the
+ * call needs. */
 #define AHEAD 8
-/* Maximum number of slots that are tried for one demand. */
+/* Maximum number of slots in which a reader tries to place one demand. */
 #define TRIES 32
 /* Interval [ns] at which a waiting reader checks whether the daemon has made progress. Each filled
  * unit counts as progress. If a check finds no progress, the reader rings the daemon. The daemon's
  * loop then increments its heartbeat, which also counts as progress. */
 #define SLICE_NS 50000000L
 /* If the daemon makes no progress for this time [ns], readers stop waiting for it. On a busy
- * machine, a working daemon may get no processor time for several tenths of a second. The time is
- * longer than that, because readers that stop waiting would open hundreds of files at the source.
- * The time is shorter than WHOLE_NS, so that readers notice a stopped daemon before a wait for a
+ * machine, even a working daemon may get no processor for several tenths of a second. SILENCE_NS is
+ * longer than that; otherwise, readers would needlessly open hundreds of files at the source.
+ * SILENCE_NS is shorter than WHOLE_NS, so that readers notice a stopped daemon before a wait for a
  * whole file ends. Tests set a longer time. */
 #ifndef SILENCE_NS
 #define SILENCE_NS 750000000ULL
 #endif
-/* Longest wait [ns] for a daemon that makes progress. The time is long, because the source may be
- * slow: a reader that turned to the source would not receive the bytes sooner. */
+/* Longest wait [ns] for a daemon that makes progress. The limit is high because a slow source may
+ * be the cause of the wait. In that case, the reader would not get the bytes sooner from the
+ * source. */
 #ifndef PATIENCE_NS /* tests set another time */
 #define PATIENCE_NS 5000000000ULL
 #endif
-/* A wait that times out adds this much [ns] to the debt of its file, and to the debt of the
- * process. While a debt is too large, reads go to the source without a wait. Every debt shrinks as
- * time passes, so a process that runs long enough waits again later. */
+/* Debts limit how often readers wait in vain. Each wait that times out adds this much [ns] to a
+ * debt of its file, and to a debt of the process. While a debt is too large, reads go to the source
+ * without a wait. Every second, each debt shrinks by one second, so readers later wait again. */
 #ifndef DEBT_NS
 #define DEBT_NS 60000000000ULL
 #endif
-/* Largest debt of a file. While a file owes more than FILE_LIMIT - DEBT_NS, it is read from the
- * source. */
+/* Largest debt of a file [ns]. While the debt is above FILE_LIMIT - DEBT_NS, the file is read from
+ * the source. */
 #define FILE_LIMIT (2 * DEBT_NS)
-/* Largest debt of the process. While the process owes more than LIMIT - DEBT_NS, every file is read
+/* Largest debt of the process [ns]. While the debt is above LIMIT - DEBT_NS, every file is read
  * from the source. */
 #define LIMIT (8 * DEBT_NS)
-/* Total time [ns] that the process may spend in waits that time out. Once this time is used up, the
- * process spends at most 1 / WASTE_SHARE of its remaining lifetime in such waits. */
+/* Total time [ns] that the process may spend in waits that time out. After that, the process may
+ * spend only 1 / WASTE_SHARE of its time in such waits. */
 #ifndef WASTE_NS
 #define WASTE_NS 60000000000ULL
 #endif
 #define WASTE_SHARE 20
-/* Largest value of waste_debt. A wait that times out adds WASTE_SHARE times its length to
- * waste_debt. Like the other debts, waste_debt shrinks as time passes. */
+/* Largest value of waste_debt [ns]. A wait that times out adds WASTE_SHARE times its duration to
+ * waste_debt. Like the other debts, waste_debt shrinks by one second every second. */
 #define WASTE_LIMIT (WASTE_NS * WASTE_SHARE)
 
-/* If a caller needs the whole file, it waits at most this long [ns] for the copy, unless it sets
- * another limit. */
+/* Default limit [ns] for a caller that waits for the complete copy. */
 #define WHOLE_NS 1000000000ULL
-/* If more bytes than this are missing, a caller that needs the whole file does not wait. */
+/* If more bytes of the copy than this are missing, a caller that needs the complete copy does not
+ * wait. */
 #ifndef WHOLE_BYTES /* some tests define a smaller number, so that mappings do not wait */
 #define WHOLE_BYTES (64ULL << 20)
 #endif
-/* When all bytes of a copy are filled, a caller that needs the whole file waits at most this long
- * [ns] for the copy's publication. This wait is part of WHOLE_NS. */
+/* After all bytes of a copy are filled, a caller waits at most this long [ns] until the daemon
+ * publishes the copy. The time that has already passed of WHOLE_NS counts too. */
 #define WORD_NS 200000000ULL
 
-/* Each debt is stored as the time of CLOCK_MONOTONIC at which it is repaid. Children of a fork
- * inherit the debts. */
+/* The debts. Each debt is stored as the time of CLOCK_MONOTONIC at which it will have shrunk to 0.
+ * Children of a fork inherit the debts. */
 static uint64_t file_debts[1024] SELDOM; /* by entry % 1024, so some files share a debt */
 static uint64_t debt, waste_debt;
 static uint32_t next_tag;
@@ -79,9 +80,9 @@ static uint64_t signs_of_life(const struct session *s) {
            1ULL << 63;
 }
 
-/* Returns how much of a debt is not repaid yet. A debt never exceeds `limit`. If the stored time
- * implies a larger debt, this time was read from another clock: the process has been forked into
- * another time namespace. The result is then 0. */
+/* Returns the current size of a debt [ns]. A debt never exceeds `limit`. If the stored time implies
+ * a larger debt, the process was forked into another time namespace, in which the clock shows
+ * another time. The result is then 0. */
 static uint64_t owed(const uint64_t *what, uint64_t limit, uint64_t now) {
     uint64_t paid_off = __atomic_load_n(what, __ATOMIC_RELAXED);
     return paid_off > now && paid_off - now <= limit ? paid_off - now : 0;
@@ -113,10 +114,10 @@ static int may_wait(const struct monarch_wanted *w) {
            owed(&waste_debt, WASTE_LIMIT, now) <= WASTE_LIMIT - PATIENCE_NS * WASTE_SHARE;
 }
 
-/* Adds a wait that has timed out to the debts. If the caller has set a limit, the wait adds only to
- * waste_debt: such a caller needs the whole file, and the daemon may still fill parts of the file
- * in time for other reads. If the caller has waited instead of opening the source (is_instead), the
- * wait adds to no debt: open_wait.c itself limits such waits. */
+/* Increases the debts after a wait that has timed out. If the caller has set a limit, only
+ * waste_debt increases. Such a caller needs the complete copy; for reads of single parts, the
+ * daemon may still be fast enough. If the caller has waited in order not to open the source
+ * (is_instead), no debt increases, because open_wait.c itself limits such waits. */
 static void note_timeout(const struct monarch_wanted *w) {
     uint64_t now = monarch_now_ns();
     if (w->is_instead)
@@ -140,8 +141,8 @@ int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word) {
         for (uint64_t unit = w->at / unit_bytes;
              end < w->at + w->n && monarch_unit_is_done(f, unit); unit++)
             end = (unit + 1) * unit_bytes;
-    /* While the bits were read, the slot may have been assigned to another copy. The bits describe
-     * the copy that `word` names only if the slot still belongs to that copy. */
+    /* While this function was reading the bits, the daemon may have assigned the slot to another
+     * copy. The bits are valid only if the slot still belongs to the copy that `word` names. */
     if (__atomic_load_n(&fills->word[slot], __ATOMIC_ACQUIRE) != word)
         return 0;
     if (!unit_bytes || failed)
@@ -164,18 +165,20 @@ static uint64_t *place(const struct monarch_wanted *w, uint64_t unit, uint64_t *
     return NULL;
 }
 
-/* Returns whether the daemon's threads that fill from this origin (the source, or another node) may
- * have to act on a demand for the file. The flags of the file's entry show from which origin this
- * node fills the file. If neither flag is set, the origin is not decided yet, so all threads may
- * have to act. All threads may also have to act while the file is being filled. */
+/* Returns whether a demand for the file may concern the daemon's threads of this origin. The
+ * threads of one origin fill files from the source; the threads of the other origin fill files from
+ * other nodes. The flags of the entry show from which origin this node fills the file. If neither
+ * flag is set, the origin is not decided yet, so the demand may concern all threads. It may also
+ * concern all threads while the file is being filled. */
 static int may_act(const struct monarch_wanted *w, enum monarch_origin origin) {
     unsigned home = w->entry->flags & (MONARCH_OWN | MONARCH_OF_OTHERS);
     unsigned of_origin = origin == MONARCH_FROM_PEER ? MONARCH_OF_OTHERS : MONARCH_OWN;
     return !home || home & of_origin || MONARCH_WORD_STATE(monarch_word_of(w)) == MONARCH_FILLING;
 }
 
-/* Rings the bell of the threads that may have to act. If none of them sleeps, rings the other bell
- * too: any thread can order the fill, and the daemon may lack threads of one origin. */
+/* Rings the bell of the threads that the demand may concern. If none of these threads sleeps, also
+ * rings the bell of the other threads. Each thread can order a fill, and the daemon may have no
+ * thread of one origin. */
 static void ring_engine(const struct monarch_wanted *w) {
     uint32_t sleeping = 0;
     for (int others = 0; others < 2 && !sleeping; others++)
@@ -191,8 +194,8 @@ static void ring_engine(const struct monarch_wanted *w) {
         }
 }
 
-/* Returns whether the reader need not wait any more: bytes are ready, the copy is complete, or the
- * entry's state shows that no copy will come. */
+/* Returns whether the reader can stop waiting: wanted bytes can be read, the copy is complete, the
+ * fill has failed, or the state BYPASS says that no copy will be made. */
 static int is_settled(const struct monarch_wanted *w) {
     uint64_t word = monarch_word_of(w);
     if (MONARCH_WORD_STATE(word) == MONARCH_FILLING)
@@ -201,15 +204,16 @@ static int is_settled(const struct monarch_wanted *w) {
            MONARCH_WORD_STATE(word) == MONARCH_BYPASS;
 }
 
-/* Waits until the daemon answers the demand: the daemon stores 0 in the slot `at`, and wakes the
- * reader. Returns 0 after a timeout. */
+/* Waits until the daemon answers the demand. To answer it, the daemon stores 0 in the demand's slot
+ * `at`, and wakes the reader. Returns 0 after a timeout. */
 static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
     uint64_t start = monarch_now_ns(), now = start, alive_ns = start,
              signs = signs_of_life(w->session);
     uint64_t patience_ns = w->limit_ns ? w->limit_ns : PATIENCE_NS;
     int timed_out = w->since_ns && start - w->since_ns > patience_ns;
-    /* The daemon may answer the demand although no bytes are ready. The reader then waits again.
-     * The limit applies to all these waits together, the first of which began at w->since_ns. */
+    /* The daemon may answer the demand before the bytes can be read. The reader then calls this
+     * function again. The limit applies to all these waits together. The first of them began at
+     * w->since_ns. */
     if (!w->since_ns)
         w->since_ns = start;
     while (!timed_out && __atomic_load_n(at, __ATOMIC_ACQUIRE) == demand && !is_settled(w)) {
@@ -249,7 +253,7 @@ int monarch_demand_and_wait(struct monarch_wanted *w) {
     if ((w->entry->size - 1) / unit_bytes >= MONARCH_FILL_UNITS || !may_wait(w))
         return 0;
     if (MONARCH_WORD_STATE(word) != MONARCH_FILLING)
-        last = first; /* one demand is enough to start the fill */
+        last = first; /* the fill has not begun, and one demand is enough to start it */
     for (uint64_t unit = first; unit <= last && unit < first + AHEAD; unit++) {
         uint64_t d, *here = place(w, unit, &d);
         if (unit == first) {
@@ -276,16 +280,16 @@ static int wait_for_word(const struct monarch_wanted *w, uint64_t limit_ns) {
     return 0;
 }
 
-/* Returns how long to wait for the daemon to publish the copy: the part of w->limit_ns that has not
- * passed yet. If w->limit_ns is at least WHOLE_NS, returns at most WORD_NS. */
+/* Returns how long [ns] to wait until the daemon publishes the copy. This is the rest of
+ * w->limit_ns. If w->limit_ns is at least WHOLE_NS, the result is at most WORD_NS. */
 static uint64_t left_for_word(const struct monarch_wanted *w) {
     uint64_t waited = monarch_now_ns() - w->since_ns;
     uint64_t left = waited < w->limit_ns ? w->limit_ns - waited : 0;
     return left < WORD_NS || w->limit_ns < WHOLE_NS ? left : WORD_NS;
 }
 
-/* Returns how many bytes of the copy are still missing, as far as this process knows without
- * waiting. */
+/* Returns how many bytes of the copy are not filled yet. If this process does not find the copy's
+ * slot in `fills`, returns the size of the whole file. */
 static uint64_t missing(const struct monarch_wanted *w, uint64_t word) {
     const struct monarch_fills *fills = fills_of(w->session);
     int slot = MONARCH_WORD_STATE(word) == MONARCH_FILLING ? monarch_fill_slot(fills, word) : -1;
@@ -318,7 +322,8 @@ int monarch_wait_for_all(const struct monarch_wanted *wanted) {
             return 0;
         w.at += (uint64_t)ready;
         w.n -= (uint64_t)ready;
-        /* If the demand was answered but the file is still ABSENT, no fill will come. */
+        /* If the daemon has answered the demand, but the file is still ABSENT, the daemon will not
+         * fill the file. */
         if (!ready && (!monarch_demand_and_wait(&w) ||
                        MONARCH_WORD_STATE(monarch_word_of(&w)) == MONARCH_ABSENT))
             return 0;

@@ -1,5 +1,5 @@
-/* Tracks whether the working directory is far from all sources, which means that it is neither
- * below nor above any source. While this is so, most relative paths need no look-up. */
+/* Tracks whether the working directory is far from all sources, so that relative paths need no
+ * look-up. */
 #pragma once
 
 #include <fcntl.h>
@@ -10,22 +10,22 @@
 #include "preload/session/session.h"
 #include "shared/path.h"
 
-/* Position of the working directory. FAR: the directory is neither below nor above any source, so a
- * relative path needs no getcwd. NEAR: the directory is below or above a source, so each relative
- * path needs a getcwd. An outdated NEAR costs time, but does no harm. The two lowest bits of
- * monarch_cwd_is are one of these values. The other bits count changes of directory. */
+/* Where the working directory lies. FAR: neither below nor above any source, so a relative path
+ * needs no getcwd. NEAR: below or above a source, so each relative path needs a getcwd. If NEAR is
+ * outdated, the calls of getcwd cost time, but do no harm. The two lowest bits of monarch_cwd_is
+ * are one of these values. The other bits count changes of the working directory. */
 enum { MONARCH_CWD_UNKNOWN, MONARCH_CWD_FAR, MONARCH_CWD_NEAR };
 
-/* Returns whether a path has no `..` and is relative to a working directory that is far from every
- * source. If so, the path leads to no source, unless a component of the path is a link. For
- * nearly all relative paths of programs, the result is 1. */
+/* Returns whether the path has no `..` and is relative to a working directory that is far from
+ * every source. Such a path leads into a source only if one of its components is a link. For nearly
+ * all relative paths of programs, the result is 1. */
 static inline int monarch_is_far(int dir, const char *path) {
     return path[0] != '/' && dir == AT_FDCWD &&
            (__atomic_load_n(&monarch_cwd_is, __ATOMIC_ACQUIRE) & 3) == MONARCH_CWD_FAR &&
            !monarch_may_go_up(path);
 }
 
-/* Finds out the position of the working directory if it is unknown. */
+/* If it is unknown where the working directory lies, finds that out and updates monarch_cwd_is. */
 void monarch_find_cwd(const struct session *s);
 
 /* Returns whether `path`, compared as text, is `root` or lies below it. */

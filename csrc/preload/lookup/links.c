@@ -10,14 +10,15 @@
 #include "shared/sys.h"
 #include "shared/xxh3.h"
 
-/* Each entry of the table stores where one directory leads. The table consists of SETS sets of WAYS
- * entries; a directory's key selects its set. If this set is full, a new directory replaces another
- * one. When the replaced directory is used again, the library learns again where it leads. */
+/* Each entry of the table stores where one directory leads. The table works like a set-associative
+ * cache: it consists of SETS sets of WAYS entries, and a directory's key selects its set. If the
+ * set is full, a new entry replaces an old entry. If the directory of the old entry is used again,
+ * the library must find out again where this directory leads. */
 #define SETS 1024
 #define WAYS 4
-/* A directory that leads to no source may later get a link into a source. So of every LOOK_AGAIN
- * files that are opened in such directories, the library checks one: an fstat shows whether the
- * file is in a source now. */
+/* Somebody may later add a link into a source to a directory that has led to no source. So the
+ * library checks one of every LOOK_AGAIN files that are opened in such directories: it calls fstat
+ * to find out whether the file is in a source now. */
 #define LOOK_AGAIN 64
 #ifndef STATX_MNT_ID
 #define STATX_MNT_ID 0x1000U /* since Linux 5.8 */
@@ -25,9 +26,9 @@
 
 uint32_t monarch_links_met;
 
-/* Entries of the table. Each entry is atomic. From the highest bit on, an entry consists of the
- * upper 50 bits of the key, the length of the prefix (12 bits) and the enum monarch_lead (2 bits).
- * A free entry is 0. */
+/* The entries of the table. Each entry is atomic. From the highest bit on, an entry consists of the
+ * upper 50 bits of the directory's key, the length of the prefix (12 bits; struct monarch_hint),
+ * and the enum monarch_lead (2 bits). A free entry is 0. */
 static uint64_t table[SETS][WAYS] SELDOM;
 #define TAG(word) ((word) >> 14)
 #define PREFIX(word) ((size_t)(word) >> 2 & 0xFFF)
@@ -53,10 +54,10 @@ static uint64_t find(uint64_t key) {
     return 0;
 }
 
-/* Searches the set of the table that the key selects, and returns the entry that has the key. If
- * there is no such entry, returns a free entry. If no entry is free, returns the entry that is to
- * be replaced. An entry with MONARCH_LEAD_ELSEWHERE is replaced first, because the library can
- * learn it again at little cost. */
+/* Searches the set that the key selects. Returns the entry that has the key. If there is no such
+ * entry, returns a free entry. If no entry is free, returns the entry that the caller must replace.
+ * Entries with MONARCH_LEAD_ELSEWHERE are replaced first, because the library can find out their
+ * contents again at little cost. */
 static uint64_t *place_for(uint64_t key) {
     uint64_t *set = table[key % SETS], *best = &set[key / SETS % WAYS];
     for (int i = 0; i < WAYS; i++) {
@@ -107,10 +108,10 @@ static uint64_t inherit(const char *path, size_t directory) {
     return 0;
 }
 
-/* Searches the table, and returns the first entry that it finds, or 0. The search begins with the
- * path itself, which may be a link into a source (MONARCH_LEAD_DIRECTORY). It continues with the
- * path's directory, and ends with the directories above. word: the table's entry for the path's
- * directory, or 0 if there is none. */
+/* Returns the first of these entries that the table contains, or 0 if it contains none of them:
+ * first, the entry of the path itself, if the path is a link to a directory of a source; second,
+ * the entry of the path's directory; third, the entry of a directory above. word: the second of
+ * these entries, which the caller has already looked up, or 0. */
 __attribute__((noinline)) static uint64_t look_around(const char *path, size_t n, size_t directory,
                                                       uint64_t word) {
     uint64_t own = find(key_of(path, n));
@@ -167,8 +168,9 @@ static int is_same_directory(const struct statx *a, const struct statx *b) {
 
 /* If the first `n` bytes of the path lead to a directory of a source, returns the catalog's entry
  * of this directory. Otherwise returns NULL. It is not enough that an entry has the directory's
- * inode: the directory may have been moved since the scan, and another directory may be at the
- * entry's path. So the entry's path must lead to the same directory. */
+ * inode number: the directory may have been moved since the scan, and another directory may now be
+ * at the entry's path. So this function also checks that the entry's path leads to the same
+ * directory. */
 __attribute__((noinline)) static const struct monarch_entry *
 directory_at(const struct session *s, const struct monarch_catalog *c, const char *path, size_t n) {
     char name[MONARCH_PATH_MAX];
@@ -207,15 +209,16 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
     if (id >= 0) {
         const struct monarch_entry *e = &monarch_entries(c)[id];
         *version = __atomic_load_n(&e->version, __ATOMIC_ACQUIRE);
-        /* The daemon finds the source's files by the source's path. So the entry is used only if
-         * the source's path leads to the same directory in this process as in the daemon. */
+        /* The daemon has made the copy of the file that it found below the source's path. So the
+         * entry is used only if the source's path leads to the same directory in this process as in
+         * the daemon. */
         return monarch_root_is_ours(s, e->source, 0) && monarch_is_as_scanned(s, e, &st)
                    ? id
                    : MONARCH_OUTSIDE;
     }
-    /* As long as the table has a hint for this directory, each open in the directory costs an
-     * additional system call. This call is wasted if most files of the directory are outside all
-     * sources. So the hint is dropped now and then. */
+    /* Each open in this directory costs an additional system call, because the table's hint says
+     * that the directory leads to files of a source. If most of its files are outside all sources,
+     * these calls are wasted. So the hint is sometimes removed after such a wasted call. */
     if (is_due())
         keep(key_of(path, directory_length(path, strlen(path))), MONARCH_LEAD_NEW, 0);
     return MONARCH_OUTSIDE;
@@ -223,17 +226,18 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
 
 /* --- learning --------------------------------------------------------------------------------- */
 
-/* Learns where the first `n` bytes of the path lead, and stores that in the table. `st` describes
- * the file to which the complete path leads. Returns whether the path leads into a source. */
+/* Finds out where the first `n` bytes of the path lead, and stores that in the table. `st`
+ * describes the file to which the complete path leads. Returns whether the path leads into a
+ * source. */
 static int learn(struct session *s, const char *path, size_t n, const struct stat *st) {
     const struct monarch_catalog *c = monarch_catalog_of(s);
     uint64_t key = key_of(path, n);
     int is_near = monarch_source_on(s, st->st_dev, 0) >= 0;
     if (!c || !is_near || entry_of(s, c, st->st_dev, st->st_ino) < 0) {
-        /* The catalog does not contain the file, so the path is assumed to lead elsewhere. This is
-         * stored except in two cases. First, the path may lead to a directory, which may contain
-         * links into a source. Second, the file may be on a source's device while the scan may
-         * still find it (is_unmet). */
+        /* The catalog does not contain the file. So the table records that the directory leads to
+         * no source, with two exceptions. First, if the path leads to a directory: this directory
+         * may contain links into a source. Second, if the file is on a source's device and the
+         * first scan has not ended: the scan may still find the file (is_unmet). */
         if (S_ISREG(st->st_mode) && (!is_near || s->control->scanned))
             keep(key, MONARCH_LEAD_ELSEWHERE, 0);
         return 0;
@@ -260,10 +264,10 @@ __attribute__((noinline)) static int is_named_in_source(struct session *s, int f
     return source >= 0 && monarch_root_is_ours(s, (unsigned)source, 0);
 }
 
-/* The catalog does not know the opened file. Returns whether the file is in a source and the scan
- * may still find it. The result is 0 once the scan has ended. If the file is in no source, the
- * library assumes the same of most other files in the file's directory. So the library records that
- * the directory leads elsewhere. */
+/* Call this for an opened file that is not in the catalog. Returns whether the file is in a source
+ * and the first scan may still find it. If the first scan has ended, the result is 0. If the file
+ * is in no source, the other files of its directory probably are in no source either. So the table
+ * then records that the directory leads to no source. */
 static int is_unmet(struct session *s, const char *path, int fd, uint64_t dev) {
     uint64_t key = key_of(path, directory_length(path, strlen(path)));
     if (s->control->scanned || monarch_source_on(s, dev, 0) < 0)
@@ -284,8 +288,8 @@ int monarch_learn_open(struct session *s, const char *path, int fd) {
 
 /* Returns whether the library should find out where the first `n` bytes of `path` lead. The result
  * is 0 in three cases. First, the table has an entry for these bytes, and the entry need not be
- * checked again. Second, the text of the path already leads into a source. Third, the path is
- * relative and may lead into a source even without a link. */
+ * checked again. Second, the path begins with the name of a source. Third, the path is relative,
+ * and the working directory is not far from all sources. */
 static int is_new(const struct session *s, const char *path, size_t n) {
     const char *rel;
     uint64_t word = find(key_of(path, n));

@@ -1,9 +1,10 @@
 /* Handles paths that lie outside every source but lead into a source through a link.
  *
- * Examples: ~/data -> /pfs/imagenet, or a directory full of links to single files. A small table
- * stores which directories have led into a source. An entry of the table is a hint: before the
- * library serves a copy, it checks the hint by a system call. So entries may be outdated or lost,
- * and the table needs no lock, not even for signal handlers and forks. */
+ * Examples: ~/data -> /pfs/imagenet, or a directory full of links to single files. A small table in
+ * each process stores, for directories that the process has used, whether they lead into a source.
+ * The table contains only hints: before the library serves a copy, it checks the hint by a system
+ * call. So hints may be outdated or lost, and the table needs no lock, not even for signal handlers
+ * and forks. */
 #pragma once
 
 #include <sys/stat.h>
@@ -12,7 +13,7 @@
 #include "preload/session/session.h"
 
 enum monarch_lead {
-    MONARCH_LEAD_NEW, /* nothing is known about the directory, or it is to be checked again */
+    MONARCH_LEAD_NEW, /* nothing is known about the directory, or the library must check it again */
     MONARCH_LEAD_ELSEWHERE,
     MONARCH_LEAD_DIRECTORY, /* the first `prefix` bytes of the path name a source's directory */
     MONARCH_LEAD_FILES,     /* the directory is in no source, but leads to files of a source */
@@ -23,8 +24,8 @@ struct monarch_hint {
     size_t prefix;
 };
 
-/* Atomic; 1: this process has used a path that leads into a source through a link. It is 0 in
- * nearly all processes. */
+/* Atomic. 1: this process has used a path that leads into a source through a link. In nearly all
+ * processes, the value is 0. */
 extern uint32_t monarch_links_met HIDDEN;
 
 /* Returns the table's hint for a path of `n` bytes. The path is absolute or relative to the working
@@ -38,20 +39,21 @@ const struct monarch_entry *monarch_enter_directory(struct session *s,
                                                     const struct monarch_catalog *c,
                                                     const char *path, size_t prefix);
 /* Returns the number of the catalog's entry for the file to which `path` leads now. Returns
- * MONARCH_OUTSIDE if there is no such entry, or if the file has changed since the scan. Costs one
- * system call at the source. Sets *version to the entry's version, which stays the same as long as
- * the entry describes that file. */
+ * MONARCH_OUTSIDE if there is no such entry, or if the file has changed since the scan. Makes one
+ * system call that accesses the source. Sets *version to the entry's version, which does not change
+ * as long as the entry describes this file. */
 int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, int dir,
                            const char *path, int follow, uint32_t *version);
 
-/* Learns where the path leads, and returns whether it leads to a file of a source. Call this after
- * the path was opened at the source, if the look-up of the path has set is_new (struct monarch_aim)
- * to 1. If the result is 1, the caller can look the path up again, and finds the file if the
- * catalog contains it. */
+/* Finds out where the path leads, stores that in the table, and returns whether the path leads to a
+ * file of a source. Call this after the path was opened without a copy, if the look-up of the path
+ * has set is_new (struct monarch_aim) to 1. If the result is 1, look the path up again: the look-up
+ * now finds the file if the file is in the catalog. */
 int monarch_learn_open(struct session *s, const char *path, int fd);
-/* These functions learn where a path leads. Call monarch_learn_stat after a successful stat, and
- * monarch_learn_listed after an opendir. monarch_learn_stat does nothing if the path leads to a
- * file, because programs make too many calls of stat for files. */
+/* These functions find out where a path leads, and store that in the table. Call monarch_learn_stat
+ * after a successful stat, and monarch_learn_listed after an opendir. If the path leads to a file,
+ * monarch_learn_stat does nothing, because it would take too long: programs call stat for many
+ * files. */
 void monarch_learn_directory(const char *path, const struct stat *st);
 static inline void monarch_learn_stat(const char *path, const struct stat *st) {
     if (__builtin_expect(S_ISDIR(st->st_mode), 0))

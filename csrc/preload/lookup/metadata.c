@@ -6,17 +6,16 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* A look is a call of statx that asks the source whether a directory has changed. Its answer is
- * valid for a second (LOOK_HOLDS). A look is stored in one word. The lowest TIME_BITS bits are the
- * time of the look, in ticks of 2^TICK_BITS ns. The other bits are the number of the directory's
- * entry + 1. */
+/* A look is a check at the source whether a directory has changed, by a call of statx. If the
+ * directory has not changed, the look is valid for a second (LOOK_HOLDS, in ticks), and is stored
+ * in one 64-bit word. The lowest TIME_BITS bits of the word are the time of the look, in ticks of
+ * 2^TICK_BITS ns. The other bits are the number of the directory's entry + 1. */
 #define TICK_BITS 20
 #define TIME_BITS 39
 #define LOOK_HOLDS (1000000000ULL >> TICK_BITS)
 
-/* Returns whether the daemon has compared the directories with the source recently enough for the
- * catalog to answer. If the last comparison is too old, asks the daemon for a new comparison,
- * unless `revalidate_ns` is 0. Returns 0 if no comparison was made yet. */
+/* If the daemon has made no comparison yet, returns 0 and does not ask for one. The same applies if
+ * `revalidate_ns` is 0. */
 int monarch_is_fresh(struct session *s) {
     uint64_t at = __atomic_load_n(&s->control->compared_ns, __ATOMIC_ACQUIRE);
     if (at && monarch_now_ns() - at < s->control->revalidate_ns)
@@ -52,10 +51,9 @@ static int is_time(const struct statx_timestamp *t, int64_t ns) {
 
 /* Returns whether the directory is unchanged since the daemon listed it. This function asks the
  * source's server (AT_STATX_FORCE_SYNC), because a plain stat may return attributes that the kernel
- * cached a minute ago. Without the library, the program's own listing would ask the server too: NFS
- * asks it whenever a directory is opened, and FUSE whenever a directory is listed. This is a
- * separate function, so that only the few calls that need it have the attributes on their
- * stacks. */
+ * cached a minute ago. Without the library, a listing would ask the server too: an NFS client asks
+ * its server at each open of a directory, and FUSE asks at each listing. This is a separate
+ * function, so that its large `struct statx` is on the stack only while it is needed. */
 __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k, int dir,
                                                   const char *path) {
     struct statx now;
@@ -67,9 +65,9 @@ __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k,
         makedev(now.stx_dev_major, now.stx_dev_minor) == dev &&
         is_time(&now.stx_mtime, e->mtime_ns) && is_time(&now.stx_ctime, e->ctime_ns))
         return 1;
-    /* If the directory has changed or is gone, marks it as changed. From then on, listings of the
-     * directory come from the source, and this function is not called for it. Any other error may
-     * be temporary, so nothing is marked after such an error. */
+    /* The directory has changed or is gone, so it is marked as changed. From then on, listings of
+     * the directory come from the source, and this function is not called for it. After any other
+     * error, the directory is not marked, because the error may be temporary. */
     if (r == 0 || r == -ENOENT || r == -ENOTDIR)
         monarch_mark_changed(k->session->clients, dev, e->ino);
     return 0;
@@ -77,13 +75,14 @@ __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k,
 
 /* --- listings --------------------------------------------------------------------------------- */
 
-/* Returns whether the listing lies within the catalog. A damaged listing might point anywhere. */
+/* Returns whether the listing lies within the catalog's memory. This check protects the process
+ * from a damaged catalog. */
 static int is_within(const struct monarch_catalog *c, uint64_t listing) {
     return monarch_listing_first(listing) + monarch_listing_length(listing) <= c->capacity;
 }
 
-/* Returns the listing that the last scan of the directory made, or 0 if the directory is known to
- * have changed. */
+/* Returns the listing from the last scan of the directory. Returns 0 if there is no listing, or if
+ * the directory is known to have changed. */
 static uint64_t last_listing(const struct monarch_known *k) {
     const struct monarch_entry *e = k->entry;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
@@ -104,11 +103,10 @@ uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const cha
     uint64_t listing = last_listing(k), now_ns = monarch_now_ns();
     if (!listing || look_holds(k, now_ns))
         return listing;
-    /* is_as_listed compares the directory's times with those in the entry. The directory may
-     * have changed earlier, and the daemon may have stored the new times in the entry already.
-     * The comparison then finds no change. But the daemon marks a changed directory before it
-     * stores the new times. So the listing is checked a second time after the comparison, and
-     * this check finds the mark. */
+    /* is_as_listed compares the directory's times with the times in the entry. It misses a change
+     * if the daemon has already stored the new times in the entry. But before the daemon stores new
+     * times, it marks the directory as changed. So the second call of last_listing notices the
+     * change. */
     if (!is_as_listed(k, dir, path) || !monarch_is_same_version(k) || last_listing(k) != listing)
         return 0;
     keep_look(k, now_ns);
@@ -117,9 +115,9 @@ uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const cha
 
 /* --- attributes ------------------------------------------------------------------------------- */
 
-/* Returns whether the catalog can answer for the entry. As long as no change is recorded and the
- * catalog is fresh, a file is assumed to have the attributes that it had when it was scanned or
- * copied. */
+/* Returns whether the catalog can answer a call for the attributes. A file is assumed to have the
+ * attributes that the scan or the fill has found, as long as no change is recorded and the last
+ * comparison with the source is recent enough. */
 static int can_tell(const struct monarch_known *k) {
     const struct monarch_entry *e = k->entry;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
@@ -127,8 +125,8 @@ static int can_tell(const struct monarch_known *k) {
         return monarch_listing_of(k) != 0;
     if (e->kind == MONARCH_OTHER || monarch_entry_is_changed(k->session, e))
         return 0;
-    /* Before the first comparison with the source, the attributes need not be checked for
-     * freshness: the scan has just read them. */
+    /* Before the daemon's first comparison with the source, the attributes are recent enough,
+     * because the scan has just read them. */
     const struct monarch_control *control = k->session->control;
     if ((!control->revalidate_ns || __atomic_load_n(&control->compared_ns, __ATOMIC_ACQUIRE)) &&
         !monarch_is_fresh(k->session))
@@ -149,7 +147,7 @@ int monarch_know_near(int dir, const char *path, int follow, struct monarch_know
     if (!s || !s->control->metadata_cached)
         return 0;
     int64_t id = monarch_locate(s, &k->catalog, dir, path, follow);
-    /* If this process belongs to another user than the daemon, the source must answer, because the
+    /* If this process runs as another user than the daemon, the source must answer, because the
      * process may have fewer rights than the daemon. */
     if (id < 0 || s->control->owner != (uint32_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0))
         return 0;

@@ -1,6 +1,7 @@
-/* Answers calls about a path from the catalog, in place of the source. The catalog answers only for
- * files that exist. Only the source can answer that a file does not exist, because a process
- * without the library may have created the file since the scan. */
+/* Answers calls such as stat from the catalog instead of the source.
+ *
+ * The catalog answers only for files that it contains. Only the source can say that a file does not
+ * exist, because a process without the library may have created the file since the scan. */
 #pragma once
 
 #include "preload/lookup/where.h"
@@ -16,34 +17,35 @@ struct monarch_known {
 
 int monarch_know_near(int dir, const char *path, int follow, struct monarch_known *k);
 
-/* Returns whether the catalog has an entry for the file to which `path` leads, and may answer calls
- * of this process. If so, *k refers to the entry. The functions below find out which calls the
- * catalog can answer for this entry. */
+/* Looks up the file to which `path` leads. Returns whether the catalog has an entry for this file
+ * and may be used for calls of this process. If so, *k refers to the entry. The functions below
+ * check whether the catalog can answer a certain call for this entry. */
 static inline int monarch_know(int dir, const char *path, int follow, struct monarch_known *k) {
     MAYBE_NULL(path);
     return path && !monarch_leads_nowhere(dir, path) && monarch_know_near(dir, path, follow, k);
 }
 
-/* Returns whether the catalog can answer with the entry's attributes. For a directory, the catalog
- * must also have a valid listing. Otherwise a program that compares the directory's times before
- * and after listing the directory could miss a change. */
+/* Returns whether the catalog can answer a call for the file's attributes. For a directory, the
+ * catalog must also have a valid listing of the directory. Otherwise, a program that compares the
+ * directory's times before and after it lists the directory could miss a change. */
 int monarch_can_tell(const struct monarch_known *k);
 
-/* Returns whether the entry still has the attributes that it had at the look-up of *k. Call this
- * after reading the attributes: if the daemon has begun to replace them, the values that were read
- * may be partly old and partly new. */
+/* Returns whether the entry's attributes are unchanged since monarch_know has found the entry. Call
+ * this after reading the attributes. If the result is 0, the daemon has begun to replace the
+ * attributes, so some of the values that were read may be old and others new. */
 int monarch_is_same_version(const struct monarch_known *k);
 
-/* Returns whether the directories were compared with the source within the last `revalidate_ns`
- * (struct monarch_control). If they were not, requests another comparison from the daemon. */
+/* Returns whether the daemon's last comparison of the catalog's directories with the source began
+ * less than `revalidate_ns` (struct monarch_control) ago. If not, asks the daemon for another
+ * comparison. */
 int monarch_is_fresh(struct session *s);
 
-/* Returns the listing of a directory, or 0 if the last look at the directory (metadata.c) is no
- * longer valid. */
+/* Returns the catalog's listing of a directory, or 0 if the listing may not be used without another
+ * look, which is a check at the source whether the directory has changed (metadata.c). */
 uint64_t monarch_listing_of(const struct monarch_known *k);
-/* Returns the listing of a directory, or 0 if the directory may have changed. If no earlier look at
- * the source is valid, looks at the source with a statx of `path`. The caller must have found the
- * entry by this `path`. */
+/* Returns the catalog's listing of a directory, or 0 if the directory may have changed. If no
+ * earlier look is valid, makes a look: calls statx for `path` at the source. The caller must have
+ * found the entry by this `path`. */
 uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const char *path);
 
 /* Counts a call that the catalog has answered in place of the source. */

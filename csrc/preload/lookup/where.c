@@ -59,11 +59,13 @@ __attribute__((noinline)) static int64_t locate_odd(struct session *s, const str
 }
 
 /* Does the work of monarch_aim for a path whose hint leads into a source. This is a separate
- * function, so that calls for other paths need not save the registers that it uses. */
+ * function, because monarch_aim would otherwise save more registers at each call, also for other
+ * paths. */
 __attribute__((noinline)) static int aim_by_hint(struct session *s, const char *path, size_t n,
                                                  struct monarch_hint hint, struct monarch_aim *a) {
-    /* With MONARCH_LEAD_FILES, the file must be checked at the source. This check is worth its time
-     * only for an open, because only an open can be served from a copy. */
+    /* With MONARCH_LEAD_FILES, the file must be checked at the source by a stat. Only an open is
+     * worth this check, because an open may then use the copy. For a stat, the check would save
+     * nothing. */
     if ((hint.lead == MONARCH_LEAD_FILES && !a->is_open) || !(a->catalog = monarch_catalog_of(s)))
         return 0;
     a->lead = hint.lead;
@@ -84,8 +86,8 @@ __attribute__((noinline)) static int aim_by_hint(struct session *s, const char *
     return monarch_root_is_ours(s, (unsigned)a->source, 0);
 }
 
-/* Does the work of monarch_aim for a path that may lead into a source through a link. The text of
- * the path does not lead into a source. */
+/* Does the work of monarch_aim for a path that does not begin with the name of a source, but may
+ * lead into a source through a link. */
 static inline int aim_through_link(struct session *s, const char *path, size_t n,
                                    struct monarch_aim *a) {
     if ((!a->is_open && !__atomic_load_n(&monarch_links_met, __ATOMIC_RELAXED)) ||
@@ -105,8 +107,8 @@ int monarch_aim(struct session *s, int dir, const char *path, int is_open, struc
     if (path[0] == '/') {
         a->source = monarch_prefix(s->control, path, n, &a->rel);
         if (a->source < 0) {
-            /* Most opens return here, because the table shows that the path's directory leads to no
-             * source. */
+            /* Most opens of files outside all sources return here, because the table's hint says
+             * that the path's directory leads to no source. */
             int leads = aim_through_link(s, path, n, a);
             if (leads || a->lead != MONARCH_LEAD_NEW || !monarch_is_odd(path, n) ||
                 monarch_is_outside(s->control, path))
@@ -126,8 +128,8 @@ int monarch_aim(struct session *s, int dir, const char *path, int is_open, struc
     a->len = n - (size_t)(a->rel - path);
     a->hash = monarch_prepare_find(a->catalog, (unsigned)a->source, a->rel, a->len);
     /* Checks whether the part `rel` of the path contains `//`, `.` or `..`. The part before `rel`
-     * equals the source's path or alias, and needs no check. The check loads 16 bytes at once, so
-     * if `rel` is short, the check begins before `rel`. */
+     * is the source's path or alias, and needs no check. But monarch_is_odd loads 16 bytes at once.
+     * So if `rel` is shorter than 16 bytes, the check begins before `rel`. */
     size_t from = n < 16 ? 0 : n - (a->len < 16 ? 16 : a->len + 1);
     if (monarch_is_odd(path + from, n - from)) {
         a->source = -1;
@@ -172,8 +174,8 @@ int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int 
     if (!monarch_aim(s, dir, path, 0, &a))
         return MONARCH_OUTSIDE;
     int64_t id = monarch_locate_aimed(s, &a, dir, path, follow);
-    /* a.catalog is the catalog that contains entry `id`. This field must not be read before the
-     * call of monarch_locate_aimed, which may replace it by a newer catalog. */
+    /* a.catalog contains the entry `id`. Do not read this field before the call of
+     * monarch_locate_aimed, because that call may replace the catalog by a newer catalog. */
     *c = a.catalog;
     return id;
 }

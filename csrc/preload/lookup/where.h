@@ -1,19 +1,19 @@
-/* Looks up paths in every form in which the process may pass them: absolute, relative to the
- * working directory or to a directory descriptor, or leading through links. */
+/* Looks up paths of every form: absolute, relative to a directory, or leading through links. */
 #pragma once
 
 #include "preload/lookup/cwd.h"
 #include "preload/lookup/links.h"
 
-/* Returns whether the path is far from every source (monarch_is_far), and this process has used no
- * link into a source. This check is cheap, so callers make it first. */
+/* Returns whether the path surely leads into no source: it is far from every source
+ * (monarch_is_far), and this process has used no link into a source. This check is cheap, so
+ * callers make it first. */
 static inline int monarch_leads_nowhere(int dir, const char *path) {
     return !__atomic_load_n(&monarch_links_met, __ATOMIC_RELAXED) && monarch_is_far(dir, path);
 }
 
 /* Returns the number of the catalog's entry for a path, or MONARCH_OUTSIDE or MONARCH_UNKNOWN. Sets
- * *c to the catalog in which the path was looked up. The catalog is mapped only when a call first
- * needs it, because most processes never need it. */
+ * *c to the catalog in which the path was looked up. Most processes never need the catalog, so it
+ * is mapped only when a path first needs it. */
 int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int dir,
                        const char *path, int follow);
 /* Does the same as monarch_locate, but needs less stack, because it uses the caller's buffer.
@@ -21,9 +21,11 @@ int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int 
 int64_t monarch_locate_in(struct session *s, const struct monarch_catalog **c, int dir,
                           const char *path, int follow, char *buffer);
 
-/* monarch_locate has two steps: monarch_aim fills in this structure, and monarch_locate_aimed uses
- * it. A path is plain if it is absolute, its text leads into a source, and the part `rel` is not
- * odd (monarch_is_odd). Plain paths are looked up by `hash`. */
+/* The state between the two steps of monarch_locate: monarch_aim sets these fields, and
+ * monarch_locate_aimed uses them. "The path's text leads into a source" means that the path begins
+ * with the name of a source, and leads there unless a link leads elsewhere. A path is plain if it
+ * is absolute, its text leads into a source, and the rest of the path (`rel`) contains no `//`, `.`
+ * or `..` (monarch_is_odd). Plain paths are looked up by `hash`. */
 struct monarch_aim {
     const struct monarch_catalog *catalog;
     /* If not NULL: the source's directory to which the first `skip` bytes of the path lead, through
@@ -36,22 +38,23 @@ struct monarch_aim {
     /* if `lead` is MONARCH_LEAD_FILES: the entry's version (monarch_enter_file) */
     uint32_t version;
     int is_open; /* 1: the look-up is for an open; only opens use MONARCH_LEAD_FILES */
-    /* 1: the path may lead into a source, although neither its text nor a hint shows that. The
-     * value is also 1 if the hint is MONARCH_LEAD_FILES and the scan may still find the file. */
+    /* 1: the library does not know yet whether the path leads into a source through a link. The
+     * value is also 1 if the hint is MONARCH_LEAD_FILES, and the file is not in the catalog, but
+     * the scan may still find it. */
     int is_new;
     const char *rel; /* the path relative to the source */
     size_t len;
     uint64_t hash;
-    /* 1: the path itself may be a link into the source. If links are not followed, such a path
-     * leads to the link, which is outside all sources. */
+    /* 1: the path itself may be a link to a directory of the source. If links are not followed,
+     * such a path leads to the link itself, which is outside all sources. */
     int is_alias;
     int64_t likely; /* the result of monarch_guess, or -1 */
-    /* Number of the source. -1: not known yet, because monarch_locate_place must first resolve the
-     * path. */
+    /* Number of the source to which the path leads. -1: unknown until monarch_locate_place has
+     * resolved the path. */
     int source;
 };
-/* The first step of a look-up. Returns 0 if the path leads to no source, as far as its text and the
- * hints show, or if the session cannot be used for the look-up. */
+/* The first step of a look-up. Returns 0 if neither the path's text nor a hint leads into a source,
+ * or if the session cannot be used for the look-up. */
 int monarch_aim(struct session *s, int dir, const char *path, int is_open, struct monarch_aim *a);
 int64_t monarch_locate_aimed(struct session *s, struct monarch_aim *a, int dir, const char *path,
                              int follow);

@@ -12,15 +12,16 @@
 
 #include "preload/process/attributes.h"
 
-/* If a thread has waited for the lock for this long [ns], the process gives up the lock and never
- * takes it again. Only one event can make a thread wait that long: a child of vfork was killed
- * while it held the lock. */
+/* If a thread has waited this long [ns] for the lock, the process gives up the lock: no thread
+ * takes it again. Such a long wait has only one possible cause: a child of vfork was killed while
+ * it held the lock. */
 #define LOCK_NS 1000000000ULL
 #define NAP_NS 50000L
 
 uint32_t monarch_mappings_waiting;
 struct slot monarch_slots[SLOTS] SELDOM;
-static uint32_t edits; /* atomic; odd while a thread is changing the table */
+static uint32_t edits; /* atomic: the number of times that a change of the table has begun or ended;
+                        * odd during a change */
 static uint32_t next_number;
 static uint32_t given_up; /* atomic; 1: the lock is given up; no mapping is replaced any more */
 
@@ -39,8 +40,8 @@ void monarch_slots_recount(void) {
 /* Adapts the inherited table in the child of a fork. If a thread of the parent was changing the
  * table at the fork, the change may be incomplete, so the child frees all slots. A replacement that
  * was under way continues only in the parent, so the child sets the mapping's slot to WAITING
- * again. The parent may have replaced this mapping just before the fork. The child notices that,
- * because each replacement begins with a check of what is mapped. In the model
+ * again. The parent may even have replaced this mapping just before the fork, but that does no
+ * harm: each replacement first checks what is mapped. In the model
  * (tests/csrc/test_mapping_model.py), this is the function adopt. */
 static void adopt(struct own *o) {
     int is_whole = !(GET(edits) & 1);
@@ -194,8 +195,8 @@ int monarch_slots_say(struct own *o, uint64_t begin, uint64_t end, int what) {
         sys_signals(SIG_SETMASK, set);
         return !busy;
     }
-    /* The lock has been given up for good, so no further replacement begins. A replacement that
-     * began earlier may still be under way; the caller must wait for its end. */
+    /* The lock was given up, so no further replacement begins. But an earlier replacement may still
+     * be under way. The caller must then wait for its end. */
     int busy = is_busy(begin, end);
     if (!is_busy(0, UINT64_MAX))
         __atomic_store_n(&monarch_mappings_waiting, 0, __ATOMIC_RELEASE);

@@ -1,8 +1,10 @@
 /* The table of mappings that wait for their copies.
  *
- * mappings.c adds mappings to the table, and removes a mapping that the program changes. The thread
- * of move.c removes a mapping that it has replaced, or that can no longer be replaced. Names in
- * brackets in the comments are steps of the model in tests/csrc/test_mapping_model.py. */
+ * A file's mapping waits until the file's copy is complete. Then the thread of move.c replaces the
+ * mapping by a mapping of the copy. mappings.c adds mappings to the table, and removes mappings
+ * that the program changes. The thread removes mappings that it has replaced, or that can no longer
+ * be replaced. Names in brackets in the comments are steps of the model in
+ * tests/csrc/test_mapping_model.py. */
 #pragma once
 
 #include <signal.h>
@@ -12,7 +14,7 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* maximum number of ranges that wait at a time; any further range continues to map the source's
+/* maximum number of mappings in the table; any further mapping stays a mapping of the source's
  * file */
 #define SLOTS 128
 
@@ -22,7 +24,8 @@ struct slot {
     /* Atomic. Only the thread of move.c ends the state REPLACING, and it does so without the
      * lock. */
     uint32_t state;
-    uint32_t number; /* gets a new value at each change of the slot */
+    uint32_t number; /* another value after each change of the slot, so that the thread of move.c
+                      * notices the change */
     uint64_t begin, end, offset;
     uint64_t id;      /* number of the mapped file's entry */
     uint32_t version; /* the version that the entry had when the file was mapped */
@@ -46,22 +49,22 @@ extern struct slot monarch_slots[SLOTS];
 #define GET(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
 #define SET(field, value) __atomic_store_n(&(field), value, __ATOMIC_RELAXED)
 
-/* Takes the table's lock. The caller has blocked signals. Returns 0 if the process has given up
- * the lock. Once the lock is given up, no replacement of a mapping begins any more. In the model
- * (tests/csrc/test_mapping_model.py), this is the step [lock]. */
+/* Takes the table's lock. The caller must have blocked signals. Returns 0 if the process has given
+ * up the lock (LOCK_NS in mapping_table.c). After that, no replacement of a mapping begins. In the
+ * model (tests/csrc/test_mapping_model.py), this is the step [lock]. */
 int monarch_slots_lock(struct own *o);
 void monarch_slots_unlock(struct own *o);
 void monarch_slots_lose(void);
 int monarch_slots_are_lost(void);
-/* The next three functions change the table; the caller holds the lock. If monarch_slot_put finds
- * no free slot, the range continues to map the source's file. */
+/* The next three functions change the table. The caller must hold the lock. If monarch_slot_put
+ * finds no free slot, the mapping stays a mapping of the source's file. */
 void monarch_slot_put(const struct slot *what);
 void monarch_slot_free(struct slot *s);
 void monarch_slots_recount(void);
 
-/* Returns 1 if no mapping in the range waits for its copy or is being replaced. Then
- * monarch_slots_say has nothing to do. Takes no lock. Returns 0 while the table is being changed.
- */
+/* Returns 1 if the range contains no mapping that waits for its copy or is being replaced. In that
+ * case, monarch_slots_say need not be called. Takes no lock. Returns 0 while another thread changes
+ * the table. */
 int monarch_slots_are_quiet(uint64_t begin, uint64_t end);
 /* Does the work of monarch_mappings_say. Returns 0 while a mapping in the range is being replaced.
  * The caller must then call again. */

@@ -1,8 +1,9 @@
-/* Records what the interposed calls do to mappings that wait for their copies.
+/* Adds mappings to the table of mappings that wait for copies, and records how the program changes
+ * them.
  *
- * struct own is the state that belongs to this process alone: the table's lock, and the state of
- * the thread of move.c. This structure is on a page of its own. In every forked child, the kernel
- * clears this page. A child of vfork, however, shares the page with its parent. */
+ * struct own has the state that a forked child must not inherit: the table's lock, and the state of
+ * the thread of move.c. This structure is on a page of its own, which the kernel clears in every
+ * forked child. A child of vfork, however, shares the page with its parent. */
 #include "preload/mappings/mappings.h"
 
 #include <errno.h>
@@ -29,8 +30,8 @@ void monarch_mappings_say_slow(const void *at, uint64_t n, int what) {
     uint64_t begin = begin_of(at), end = end_of(at, n);
     /* If the thread of move.c is replacing a mapping in the range, this loop waits until the thread
      * has finished. A replacement consists of a few system calls, and the kernel locks the address
-     * space during most of them. The caller's own system call would have to wait for that lock
-     * anyway, so the loop costs hardly any extra time. */
+     * space during most of them. The program's own system call would have to wait for that kernel
+     * lock anyway, so the loop costs hardly any extra time. */
     while (o && !monarch_slots_are_quiet(begin, end) && !monarch_slots_say(o, begin, end, what))
         sys_nap(NAP_NS);
 }
@@ -66,8 +67,8 @@ static void start(struct own *o) {
 
 static struct own *own_page(void) {
     struct own *o = __atomic_load_n(&own, __ATOMIC_ACQUIRE), *none = NULL;
-    /* The structure is on its own page, so that the kernel can clear it in a forked child. The
-     * cleared page distinguishes the child from its parent. */
+    /* The kernel clears this page in a forked child, so the child finds o->pid = 0, and thereby
+     * notices that it is not the parent. */
     if (o || !(o = sys_new_wiped_page()))
         return o;
     o->pid = (uint32_t)sys_getpid();
@@ -78,8 +79,9 @@ static struct own *own_page(void) {
 }
 
 int monarch_mapping_can_wait(int prot, int flags) {
-    /* A mapping that was ever writable may have private pages, which a replacement would lose.
-     * Locked pages must stay in memory. */
+    /* A mapping that was ever writable may have private pages with the program's own data. A
+     * replacement would lose this data. Locked pages must stay in memory, so a locked mapping is
+     * not replaced. */
     return prot == PROT_READ && !(flags & (MAP_LOCKED | MAP_GROWSDOWN | MAP_HUGETLB | MAP_SYNC)) &&
            !__atomic_load_n(&refused, __ATOMIC_RELAXED);
 }
@@ -97,8 +99,8 @@ void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, i
     if (!o || monarch_slots_are_lost() || !monarch_mapped_file(s.begin, &s.file))
         return;
     uint64_t set = sys_signals(SIG_BLOCK, MOST_SIGNALS);
-    /* A child of vfork shares this memory, but must add no mapping. Otherwise the child could start
-     * the thread of move.c, which would end with the child. */
+    /* A child of vfork shares this memory, but must not add a mapping. Otherwise, it could start
+     * the thread of move.c, and the thread would end together with the child. */
     int is_ours = 0;
     if (monarch_slots_lock(o) && !(is_ours = o->pid == (uint32_t)sys_getpid()))
         monarch_slots_unlock(o);

@@ -1,9 +1,9 @@
-/* Handles live mappings of source files whose copies are not complete.
+/* Keeps track of a program's mappings of source files whose copies are not complete yet.
  *
  * Once a file's copy is complete, a thread replaces the file's mappings in place by mappings of the
- * copy. The thread runs only while a mapping waits. docs/architecture.md shows a diagram of the
- * states. tests/csrc/test_mapping_model.py contains a model that executes the steps in every
- * possible order. Comments name the steps of the model in brackets. */
+ * copy. The thread runs only while a mapping waits. docs/architecture.md has a diagram of a
+ * mapping's states. tests/csrc/test_mapping_model.py has a model that executes the steps of all
+ * threads in every possible order. Names in brackets in the comments are steps of this model. */
 #pragma once
 
 #include "preload/fill/wait.h"
@@ -19,21 +19,23 @@ void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, i
 
 /* Records that the program is about to change the mappings in the range. Call this before a system
  * call that removes or changes a mapping. When this function returns, no mapping in the range is
- * being replaced. If `what` is MONARCH_FORGET, no mapping in the range will be replaced later
- * either. Any other value of `what` is the advice that the program passes to madvise. If a mapping
- * in the range is replaced later, the new mapping gets the same advice. */
+ * being replaced. If `what` is MONARCH_FORGET, the mappings in the range are never replaced. Any
+ * other value of `what` is the advice that the program passes to madvise. If a mapping in the range
+ * is replaced later, the library passes this advice to madvise for the new mapping too. */
 void monarch_mappings_say_slow(const void *at, uint64_t n, int what);
 static inline void monarch_mappings_say(const void *at, uint64_t n, int what) {
     if (monarch_mappings_exist())
         monarch_mappings_say_slow(at, n, what);
 }
-/* With refuse = 1, forgets all mappings, and adds none from now on, because all memory is locked
- * (mlockall). With refuse = 0, mappings are added again. */
+/* refuse = 1: removes all mappings from the table, and adds no more mappings. Call this when the
+ * program locks all its memory (mlockall), because locked mappings must not be replaced. refuse =
+ * 0: mappings can be added again. */
 void monarch_mappings_refuse(int refuse);
 
 /* Starts a thread for the inherited mappings that still wait for their copies. Call this in the
  * child after a fork. */
 void monarch_mappings_after_fork(void);
-/* Forgets all mappings, which makes the thread of move.c end, and waits at most 0.5 s for its end.
- * Call this before a system call that the kernel refuses to a process with several threads. */
+/* Removes all mappings from the table, so that the thread of move.c ends, and waits up to 0.5 s for
+ * its end. Call this before a system call that the kernel refuses to a process with several
+ * threads. */
 void monarch_mappings_end(void);

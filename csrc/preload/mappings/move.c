@@ -25,12 +25,12 @@
  * static thread-local variables on the stack. In addition, the handler of the one signal that is
  * not blocked runs on this stack. */
 #define STACK 262144
-/* Maximum number of tries to map a copy whose entry is PRESENT. A try fails if the process lacks a
- * free descriptor or address space. After TRIES failed tries, the mapping is not replaced any
- * more. */
+/* Maximum number of attempts to map a complete copy. An attempt fails if the process has no free
+ * descriptor or not enough address space. After TRIES failed attempts, the mapping stays a mapping
+ * of the source's file. */
 #define TRIES 500
-/* If the daemon makes no progress for this time [ns], the mappings that still wait are no longer
- * replaced. */
+/* If the daemon makes no progress for this time [ns], all waiting mappings stay mappings of the
+ * source's files. */
 #define SILENCE_NS 60000000000ULL
 
 /* --- replacing ------------------------------------------------------------------------------- */
@@ -65,8 +65,8 @@ static int open_copy(const struct slot *s, uint64_t word) {
     monarch_copy_path(s->session, word, path);
     if (sys_fstatat(AT_FDCWD, path, &st, AT_SYMLINK_NOFOLLOW) != 0)
         return -ENOENT;
-    /* The caller closes the copy's descriptor again. Closing any descriptor of a file drops the
-     * process's POSIX locks on that file, so a copy on which the program may have locks is not
+    /* The caller later closes the copy's descriptor. To close any descriptor of a file releases the
+     * process's POSIX locks on that file. So a copy on which the program may have locks is not
      * used. */
     if (!S_ISREG(st.st_mode) || st.st_dev != tier->dev || st.st_ino != e->copy_ino ||
         (uint64_t)st.st_size != e->size || monarch_has_locks(st.st_dev, st.st_ino))
@@ -77,8 +77,8 @@ static int open_copy(const struct slot *s, uint64_t word) {
 /* Maps the copy over the source's mapping. The kernel removes the old mapping before it asks the
  * file system for the new one. If the file system refused the new mapping, nothing would be mapped
  * at these addresses. So this function first maps the copy at other addresses, to make sure that
- * the copy can be mapped. Returns 1 if the copy is mapped, 0 if the attempt may be repeated, -1 if
- * the last check before the replacement has failed. */
+ * the copy can be mapped. Returns 1 if the copy is now mapped, 0 if the kernel has refused a
+ * mapping (the caller may try again), or -1 if the last check before the replacement has failed. */
 static int map_over(const struct slot *s, int copy, uint64_t word) {
     uint64_t n = s->end - s->begin, now;
     int flags = s->flags & (MAP_SHARED | MAP_PRIVATE | MAP_NORESERVE), done = 0;
@@ -130,8 +130,8 @@ static int take(struct own *o, struct slot *s, const struct slot *seen) {
     return taken;
 }
 
-/* Counts a failed try, unless the slot has changed since this thread copied it to *seen. Frees
- * the slot if `hopeless` is 1, or if TRIES tries have failed. In the model
+/* Counts a failed attempt, unless the slot has changed since this thread copied it to *seen. Frees
+ * the slot if `hopeless` is 1, or if TRIES attempts have failed. In the model
  * (tests/csrc/test_mapping_model.py), this is the step [drop]. */
 static void drop(struct own *o, struct slot *s, const struct slot *seen, int hopeless) {
     if (!monarch_slots_lock(o))
@@ -141,9 +141,10 @@ static void drop(struct own *o, struct slot *s, const struct slot *seen, int hop
     monarch_slots_unlock(o);
 }
 
-/* Tries to replace the slot's mapping by a mapping of the copy. The copy is opened before the slot
- * is taken, so that no other thread has to wait for the slot if the tier hangs during the open. In
- * the model (tests/csrc/test_mapping_model.py), the open is the step [open]. */
+/* Tries to replace the slot's mapping by a mapping of the copy. Opens the copy before it puts the
+ * slot into the state REPLACING. So no other thread has to wait for the slot if the tier's file
+ * system hangs during the open. In the model (tests/csrc/test_mapping_model.py), the open is the
+ * step [open]. */
 static void replace(struct own *o, struct slot *s, const struct slot *seen, uint64_t word) {
     monarch_momentary_begin();
     int copy = open_copy(seen, word), done = 0;
@@ -170,8 +171,9 @@ static void replace(struct own *o, struct slot *s, const struct slot *seen, uint
 
 /* --- the thread ------------------------------------------------------------------------------ */
 
-/* Returns whether the daemon has made progress lately. The session's state does not show this:
- * after the daemon was killed, the state is still MONARCH_SERVING. */
+/* Returns whether the daemon has made progress within the last SILENCE_NS. The session's state does
+ * not show this: it is still MONARCH_SERVING after the daemon was killed. *beat and *since_ns store
+ * the last heartbeat seen, and when it was first seen. */
 static int lives(const struct session *s, uint64_t *beat, uint64_t *since_ns) {
     uint64_t now = monarch_now_ns(),
              seen = __atomic_load_n(&s->control->heartbeat, __ATOMIC_RELAXED);

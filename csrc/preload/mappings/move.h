@@ -1,4 +1,4 @@
-/* The thread that replaces mappings when their copies are complete. */
+/* Starts the thread that replaces mappings of source files once the files' copies are complete. */
 #pragma once
 
 #include "preload/mappings/mapping_table.h"

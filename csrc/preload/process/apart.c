@@ -13,18 +13,19 @@
 
 /* The beginning of the thread's memory; the thread's stack follows it. */
 struct apart {
-    uint32_t runs; /* futex: the kernel clears it when the thread no longer uses this memory */
+    uint32_t runs; /* futex: 1 while the thread runs; the kernel sets it to 0 when the thread has
+                    * ended */
     void (*work)(void *data);
     uint64_t data[MONARCH_APART_BYTES / 8];
 };
 
 /* The thread's first function. Gives the thread its own table of descriptors, and then runs the
- * work. From Linux 5.9 on, close_range gives the thread an empty table. To make this table, kernels
- * from 5.9 to 6.12 copy at most the lowest 64 descriptors, and then close the copies. Kernels
- * before 5.9 have only unshare, which copies the whole table. In that case, the thread closes its
- * copy of descriptor 0, usually the standard input, so that one number is free. In both cases, the
- * process's own table does not change, and the process loses no POSIX lock, because a lock belongs
- * to the table through which it was taken. */
+ * work. From Linux 5.9 on, close_range gives the thread an empty table. (Before Linux 6.13, the
+ * kernel first copies up to 64 descriptors into the new table, and then closes these copies.)
+ * Before Linux 5.9, there is only unshare, which copies the whole table. In that case, the thread
+ * closes its copy of descriptor 0, so that one number is free. In both cases, the process's own
+ * table does not change. The process also loses no POSIX lock, because a POSIX lock belongs to the
+ * table through which it was taken. */
 static int run(void *at) {
     struct apart *a = at;
     if (sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||
@@ -47,7 +48,7 @@ static int start(struct apart *a) {
     return tid > 0;
 }
 
-/* If the thread has not ended within the time limit, its memory is not freed: a thread that hangs
+/* If the thread has not ended within the time limit, its memory is not freed, because the thread
  * still uses it. */
 int monarch_run_apart(void (*work)(void *data), void *data, unsigned long n) {
     struct apart *a = n <= MONARCH_APART_BYTES ? sys_new_pages(STACK_BYTES) : NULL;

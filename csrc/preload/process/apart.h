@@ -1,10 +1,11 @@
-/* Runs work that must open a descriptor although the process may have no free descriptor number. */
+/* Runs a function that must open a descriptor, even if the process has no free descriptor
+ * number. */
 #pragma once
 
 #define MONARCH_APART_BYTES 128
 
 /* Calls work(data) in a thread that shares everything with the process except the table of
  * descriptors. So the thread can open a descriptor even if the process's table is full. `data` (`n`
- * bytes, at most MONARCH_APART_BYTES) is copied to the thread and back. `work` must make no calls
- * except system calls. Returns whether the work was done within a second. */
+ * bytes, at most MONARCH_APART_BYTES) is copied to the thread, and is copied back after the work.
+ * `work` must make only raw system calls. Returns whether `work` has ended within a second. */
 int monarch_run_apart(void (*work)(void *data), void *data, unsigned long n);

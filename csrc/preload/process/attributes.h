@@ -11,8 +11,9 @@
  * job: a page takes up memory once the process writes to it. */
 #define SELDOM __attribute__((section(".bss.seldom")))
 
-/* Makes the compiler keep all later checks of whether `pointer` is NULL. Without this macro, the
- * compiler would remove these checks if libc's headers declare that the pointer is never NULL. */
+/* Makes the compiler keep all later checks whether `pointer` is NULL. libc's headers may declare
+ * that this pointer is never NULL. Without this macro, the compiler would then remove the
+ * checks. */
 #define MAYBE_NULL(pointer) __asm__("" : "+r"(pointer))
 
 #define PUBLIC __attribute__((visibility("default")))

@@ -215,8 +215,8 @@ struct file_handle;
     X(setns, int, (int fd, int type))
 
 /* Functions that the library calls but does not interpose. The pthread functions start the thread
- * of move.c. The library does not link to them, because it would then require a newer libc.
- * __tsan_init exists only under ThreadSanitizer. */
+ * of move.c. The library looks these functions up instead of linking to them, because a link would
+ * make the library require a newer libc. __tsan_init exists only under ThreadSanitizer. */
 #define MONARCH_FOUND(F)                                                                  \
     F(fdopendir, DIR *, (int fd))                                                         \
     F(pthread_create, int,                                                                \

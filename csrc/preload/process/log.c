@@ -8,7 +8,7 @@
 #include "shared/sys.h"
 
 #define DIRECTORY_BYTES 512
-#define NAME_BYTES 1024 /* a longer path in the log is cut to this length */
+#define NAME_BYTES 1024 /* the log shows at most this many bytes of a path */
 
 int monarch_logging;
 static char directory[DIRECTORY_BYTES] SELDOM;
@@ -25,9 +25,9 @@ void monarch_log_init(void) {
     monarch_logging = 1;
 }
 
-/* Opens the log for a single line, so that no descriptor stays open. The lines of several threads
- * do not mix, because each line is a single write with O_APPEND. A forked child has another pid,
- * and so another file. */
+/* Opens the log for a single line, so that no descriptor stays open. Lines of several threads are
+ * never mixed, because each line is written by one write with O_APPEND. The file's name contains
+ * the pid, so a forked child writes to a file of its own. */
 static int open_log(void) {
     char path[DIRECTORY_BYTES];
     struct stat st;

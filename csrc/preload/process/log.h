@@ -5,7 +5,8 @@
 extern int monarch_logging;
 
 void monarch_log_slow(const char *what, const char *name, const char *outcome);
-/* Logs one line. `name` is a path or NULL. While logging is off, the call costs one load. */
+/* Logs one line. `name` is a path or NULL. If logging is off, the function only loads
+ * monarch_logging. */
 static inline void monarch_log(const char *what, const char *name, const char *outcome) {
     if (__builtin_expect(monarch_logging, 0))
         monarch_log_slow(what, name, outcome);

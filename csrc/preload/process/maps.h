@@ -3,9 +3,10 @@
 
 #include <stdint.h>
 
-/* The identity of a file in /proc/self/maps. On overlayfs and btrfs, stat may return another
- * identity for the same file. So the library reads the identity from /proc/self/maps when a mapping
- * is made, and later compares it only with identities from /proc/self/maps. */
+/* The device and inode numbers that /proc/self/maps shows for a file. On overlayfs and btrfs, stat
+ * may return other numbers for the same file. So the library reads these numbers from
+ * /proc/self/maps when a mapping is made, and later compares them only with numbers from
+ * /proc/self/maps. */
 struct monarch_mapped {
     uint64_t major, minor, ino;
 };

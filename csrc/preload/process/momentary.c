@@ -2,12 +2,13 @@
 
 #include "shared/sys.h"
 
-/* Longest time [ns] for which a fork waits for momentary descriptors to be closed. The wait is
- * limited because the tier or source of such a descriptor may hang. */
+/* Longest time [ns] for which a fork waits until momentary descriptors are closed. The wait has a
+ * limit, because a thread may hang in a call on such a descriptor if the tier or the source does
+ * not answer. */
 #define FORK_NS 20000000ULL
-/* Longest time [ns] for which a fork prevents other threads from opening a momentary descriptor. If
- * a fork has not ended by then, a signal handler has probably jumped out of it. In every other
- * fork, the kernel has copied the descriptors long before this time is over. */
+/* Longest time [ns] for which a fork prevents other threads from opening a momentary descriptor.
+ * The kernel copies the descriptors of a fork in a much shorter time. If a fork has not ended by
+ * then, a signal handler has probably jumped out of the library's code. */
 #define FORKING_NS 100000000ULL
 
 /* Atomic. open_now: number of threads that have a momentary descriptor open, or are about to open
@@ -18,9 +19,9 @@ static uint64_t fork_ns; /* atomic: start of the latest fork */
 static uint32_t get(const uint32_t *count) { return __atomic_load_n(count, __ATOMIC_SEQ_CST); }
 static void add(uint32_t *count) { __atomic_fetch_add(count, 1, __ATOMIC_SEQ_CST); }
 
-/* Lowers *count (`open_now` or `forking`), but not below 0. The count may be 0 already: if a fork
- * was made without the library's knowledge, the child sets both counts to 0 when it notices the
- * fork. */
+/* Decrements *count (`open_now` or `forking`), unless it is 0 already. It may be 0 after a fork
+ * that the library did not see: the child sets both counts to 0 when it notices that it is a
+ * child. */
 static void drop(uint32_t *count) {
     uint32_t n = get(count);
     while (n &&
@@ -33,9 +34,9 @@ static int is_forking(void) {
            monarch_now_ns() - __atomic_load_n(&fork_ns, __ATOMIC_RELAXED) < FORKING_NS;
 }
 
-/* This function raises `open_now`, and then checks `forking`. A fork raises `forking`, and then
- * checks `open_now`. So if one thread opens a descriptor while another thread forks, at least one
- * of them sees that the other has raised its count. */
+/* This function first increments `open_now`, and then checks `forking`. A fork first increments
+ * `forking`, and then checks `open_now`. So if one thread opens a descriptor while another thread
+ * forks, at least one of the two threads notices the other. */
 void monarch_momentary_begin(void) {
     add(&open_now);
     for (unsigned n = 0; __builtin_expect(is_forking(), 0);) {

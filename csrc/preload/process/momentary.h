@@ -1,8 +1,8 @@
-/* Guards descriptors that the library opens for a single call, so that no forked child inherits
- * them.
+/* Keeps forked children from inheriting the descriptors that the library opens for a single call.
  *
- * A thread that is about to open such a momentary descriptor waits while another thread forks. A
- * fork waits until all momentary descriptors are closed. Both waits are short. */
+ * Such a descriptor is called momentary. A thread that is about to open a momentary descriptor
+ * waits while another thread forks. A fork waits until all momentary descriptors are closed. Both
+ * waits have a short limit. */
 #pragma once
 
 /* Call monarch_momentary_begin before a momentary descriptor is opened; this function waits while

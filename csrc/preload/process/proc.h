@@ -1,5 +1,4 @@
-/* Reads this process's files in /proc through a small buffer, which need not hold a complete
- * line. */
+/* Reads this process's files in /proc, for example to list its descriptors and threads. */
 #pragma once
 
 #include <stdint.h>
@@ -19,13 +18,13 @@ char monarch_reader_next(struct monarch_reader *r);
 /* Calls act(fd, data) for each descriptor in this thread's table. Returns whether the whole table
  * was listed. */
 int monarch_for_descriptors(void (*act)(int fd, void *data), void *data);
-/* Returns whether all threads share one table of descriptors, as far as the kernel can tell
- * (kcmp). */
+/* Returns whether all threads of this process share one table of descriptors. If the kernel cannot
+ * compare tables (kcmp), assumes that they do. */
 int monarch_have_one_table(void);
 
 /* Returns whether a thread of this process sleeps in the system call `call`, with `first` and
- * `fourth` as the call's first and fourth arguments. A thread that was stopped before the call, by
- * a tracer or a filter, does not count. Returns 0 if /proc cannot be read. */
+ * `fourth` as the call's first and fourth arguments. A thread that a tracer or a seccomp filter has
+ * stopped before the call is not regarded as sleeping. Returns 0 if /proc cannot be read. */
 int monarch_sleeps_in(long call, uint64_t first, uint64_t fourth);
 
 /* Returns the offset of a descriptor, or 0 if /proc cannot be read. Unlike lseek, this function

@@ -16,8 +16,8 @@
 struct real_calls monarch_real;
 const char *monarch_library;
 
-/* Maximum number of symbol tables that are stored, one for each library. If there are more
- * libraries, the last libraries before libc are not searched. libc is always searched. */
+/* Maximum number of stored symbol tables, one for each library. If there are more libraries, those
+ * immediately before libc in the search order are not searched. libc is always searched. */
 #define TABLES 64
 /* The value of a member of struct real_calls if no library defines the function. */
 #define ABSENT ((void *)1)
@@ -31,10 +31,10 @@ struct table {
     ElfW(Addr) base;
 };
 
-/* The symbol tables of the libraries that are searched after this one, up to and including libc, in
- * the order of the search. These libraries were loaded at the program's start, and are never
- * unloaded. Libraries that are loaded later, by dlopen, come after libc in this order. They are
- * left out, because libc defines nearly all names. */
+/* The symbol tables of the libraries that come after this library in the dynamic linker's search
+ * order, up to and including libc. These libraries were loaded at the program's start, and are
+ * never unloaded. Libraries that dlopen loads later come after libc. They are not searched, because
+ * libc already defines nearly all of the functions. */
 static struct table table[TABLES] SELDOM;
 static uint32_t tables; /* atomic: number of tables; 0 until they are found */
 
@@ -83,9 +83,10 @@ static void *address_of(const struct table *t, const ElfW(Sym) * symbol) {
     return at;
 }
 
-/* Returns the address of the symbol `name`, or NULL if the library does not define it. If the
- * symbol has a default version, returns that version. Otherwise returns a hidden version, because
- * some symbols have only hidden versions, for example `__xstat` since glibc 2.33. */
+/* Returns the address of the symbol `name`, or NULL if the library does not define it. A symbol may
+ * have several versions. If one of them is the default version, returns that one. Otherwise returns
+ * a hidden version: some symbols have only hidden versions, for example `__xstat` since glibc
+ * 2.33. */
 static void *lookup(const struct table *t, const char *name, uint32_t hash) {
     const uint32_t *h = t->gnu_hash, buckets = h[0], first = h[1], blooms = h[2];
     const ElfW(Addr) *bloom = (const void *)(h + 4);
@@ -94,9 +95,9 @@ static void *lookup(const struct table *t, const char *name, uint32_t hash) {
     void *found = NULL;
     if (!buckets || !blooms)
         return NULL;
-    /* Most libraries do not define the name, and two bits of the library's Bloom filter are enough
-     * to find that out. The filter's size is a power of two, because the dynamic linker refuses to
-     * load a library whose filter has another size. */
+    /* Most libraries do not define the name. Usually, two bits of the library's Bloom filter
+     * already show that. The filter's size is always a power of two: the dynamic linker loads no
+     * library whose filter has another size. */
     ElfW(Addr) word = bloom[hash / bits & (blooms - 1)];
     if (!(word >> hash % bits & word >> (hash >> h[3]) % bits & 1))
         return NULL;
@@ -152,15 +153,16 @@ static int visit(struct dl_phdr_info *info, size_t size, void *data) {
     return 0;
 }
 
-/* Several threads may call this function at once before the constructor has run. The threads search
- * one after the other, because dl_iterate_phdr takes a lock. All of them store the same results. */
+/* Before the constructor has run, several threads may call this function at the same time. They
+ * search one after the other, because dl_iterate_phdr takes a lock. All threads store the same
+ * results. */
 void monarch_real_init(void) {
     struct search s;
     memset(&s, 0, sizeof s);
     dl_iterate_phdr(visit, &s);
-    /* Normally libc comes after this library. But libc comes before this library if dlopen has
-     * loaded this library, or if another library needs this one. In both cases, all other libraries
-     * are searched, because any of them may define the functions. */
+    /* Normally, libc comes after this library in the search order. It comes before this library if
+     * dlopen has loaded this library, or if another library depends on it. In both cases, all other
+     * libraries are searched, because each of them may define the functions. */
     if (!s.behind_libc) {
         memset(&s, 0, sizeof s);
         s.behind_us = 1;

@@ -11,15 +11,15 @@
 #include "shared/sys.h"
 
 /* Backing descriptors get numbers from this one on, unless the process's limit on descriptors is
- * lower. The numbers are high, because a program expects each of its own descriptors to get the
- * lowest free number. */
+ * lower. Low numbers are left to the program, because it may expect that an open returns the lowest
+ * number that it does not use. */
 #define FIRST_NUMBER 500
 
 /* One word for each descriptor number. If the descriptor has a backing descriptor, the word is 1 +
  * the number of that backing descriptor. If the descriptor is itself a backing descriptor, the word
- * is IS_BACKING | 1 + the number of the descriptor that it backs. The table leads from each of the
- * two descriptors to the other, because a program may also close a backing descriptor, for example
- * by closing a range of numbers. */
+ * is IS_BACKING | 1 + the number of the copy's descriptor to which it belongs. This second
+ * direction is needed because a program may also close a backing descriptor, for example by closing
+ * a range of numbers. */
 #define IS_BACKING 0x80000000U
 static uint32_t table[MONARCH_TRACKED] SELDOM;
 /* For each backing descriptor: the lower half of its file's inode number. The program may have
@@ -56,12 +56,13 @@ static int is_ours(int backing) {
 
 static int close_on_exec(int fd) { return sys_fcntl(fd, F_GETFD, 0) & FD_CLOEXEC; }
 
-/* Makes a duplicate of `of` with a high descriptor number. Returns -1 if no number is free. If the
- * duplicate's number is too high for the table, closes the duplicate again and also returns -1. */
+/* Makes a duplicate of the descriptor `of`, with a high number. Returns -1 if no number is free, or
+ * if all free numbers are too high for the table. */
 static int high_duplicate(int of, int cloexec) {
     int command = cloexec ? F_DUPFD_CLOEXEC : F_DUPFD;
     int high = sys_fcntl(of, command, FIRST_NUMBER);
-    /* if the process's limit on descriptors is below FIRST_NUMBER, a lower number is used */
+    /* the process's limit on descriptors is probably below FIRST_NUMBER, so a lower number is
+     * used */
     if (high < 0)
         high = sys_fcntl(of, command, 0);
     if (high < MONARCH_TRACKED)
@@ -70,8 +71,9 @@ static int high_duplicate(int of, int cloexec) {
     return -1;
 }
 
-/* Records that `high` is the backing descriptor of `fd`, in place of `before` (-1: `fd` had none).
- * Returns 0 if `before` is no longer the backing descriptor of `fd`. */
+/* Records that `high` is the backing descriptor of `fd`. before: the present backing descriptor of
+ * `fd`, or -1 if there is none. Returns 0 and records nothing if another thread has changed the
+ * backing descriptor of `fd` in the meantime. */
 static int note(int fd, int high, int before) {
     struct stat st;
     sys_fstat(high, &st);
@@ -84,8 +86,8 @@ static int note(int fd, int high, int before) {
                                                       __ATOMIC_RELAXED))
         ;
     int noted = change(fd, (uint32_t)before + 1, (uint32_t)high + 1);
-    /* `left` is the descriptor that does not back `fd` now: `before` if `high` was recorded,
-     * otherwise `high`. The mark IS_BACKING is removed from `left`. */
+    /* `left` is the descriptor that is not the backing descriptor of `fd` now: `before` if `high`
+     * was recorded, otherwise `high`. Its word in the table is cleared. */
     int left = noted ? before : high;
     if (left >= 0 && change(left, IS_BACKING | (uint32_t)(fd + 1), 0))
         __atomic_fetch_sub(&monarch_backing_count, 1, __ATOMIC_SEQ_CST);
@@ -102,8 +104,8 @@ static int set_backing(int fd, int high) {
     return known;
 }
 
-/* Moves a backing descriptor to another number. The program, which does not know of this
- * descriptor, is about to use the old number for another file (dup2). */
+/* Moves a backing descriptor to another number, because the program is about to use the old number
+ * for another file (dup2). */
 static void give_way(int backing, int fd) {
     int high = high_duplicate(backing, close_on_exec(fd));
     if (high >= 0 && note(fd, high, backing))
@@ -116,9 +118,9 @@ static void give_way(int backing, int fd) {
         monarch_backing_close_slow(fd);
 }
 
-/* Drops all POSIX locks of the process on the source file of a copy. Call this when `fd`, a
- * descriptor of the copy, is being closed. The kernel does the same when a descriptor of the source
- * file is closed. */
+/* Releases all POSIX locks of the process on a copy's source file. Call this when `fd`, a
+ * descriptor of the copy, is about to be closed: without the library, `fd` would be a descriptor of
+ * the source file, and the kernel would release these locks at its close. */
 static void drop_locks(int fd) {
     struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
     struct stat copy, other;
@@ -245,10 +247,10 @@ int monarch_is_backing(int fd) {
 
 /* --- functions for the interposed calls ------------------------------------------------------- */
 
-/* Reserves a high descriptor number for a backing descriptor. To do so, opens `path` with O_PATH,
- * and duplicates the descriptor to that number. Fails if `path` no longer leads to the entry's
- * file. O_PATH is used, because the close of an O_PATH descriptor drops no locks. On failure,
- * returns -1 or -2 like monarch_backing_fd. */
+/* Reserves a high number for a backing descriptor: opens `path` with O_PATH, and duplicates this
+ * descriptor to a high number. The close of an O_PATH descriptor releases no locks. Returns the
+ * high number. On failure, for example if `path` no longer leads to the entry's file, returns -1 or
+ * -2 like monarch_backing_fd. */
 static int reserve(const char *path, int cloexec, const struct session *s,
                    const struct monarch_entry *e) {
     int place = sys_openat(AT_FDCWD, path, O_PATH | O_NOFOLLOW | O_CLOEXEC), high = -1;
@@ -298,8 +300,8 @@ static int find_or_open(int fd) {
     int known = monarch_has_backing() ? backing_of(fd) : -1;
     if (known >= 0 && monarch_is_still(known, s, e))
         return known;
-    /* If `known` is not -1, it backed an earlier descriptor that also had the number `fd`. The
-     * library did not see the close of that descriptor. */
+    /* If `known` is not -1 here, it belonged to an earlier descriptor with the number `fd`. The
+     * library did not see the close of that earlier descriptor. */
     if (known >= 0)
         monarch_backing_close_slow(fd);
     if (!monarch_source_path(s, c, e, path))
@@ -333,8 +335,9 @@ static int is_one_thread(void) {
 
 static void become_source(int fd, int backing) {
     sys_lseek(backing, sys_lseek(fd, 0, SEEK_CUR), SEEK_SET);
-    /* In a process with several threads, the duplicates of `fd` are not replaced: another thread
-     * may close a duplicate at any time, and its number may then belong to another file. */
+    /* If the process has several threads, the duplicates of `fd` are not replaced. Another thread
+     * could close a duplicate at any time, and open another file that gets the same number. The
+     * replacement would then hit that file. */
     if (is_one_thread())
         for_duplicates(fd, replace, backing);
     replace(fd, &(struct duplicates){.by = backing});

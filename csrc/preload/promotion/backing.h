@@ -1,15 +1,15 @@
-/* Backing descriptors. A descriptor of a copy may have a backing descriptor, which is a descriptor
- * of the copy's source file.
+/* Manages backing descriptors: descriptors of source files, which belong to descriptors of copies.
  *
- * A backing descriptor serves calls that only the source can answer (locks, holes, extents). It is
+ * When the program makes a call on a copy's descriptor that only the source can answer (locks,
+ * holes, extents), the library makes this call on the backing descriptor. A backing descriptor is
  * opened when it is first needed. From then on, it is duplicated, inherited and closed together
  * with the copy's descriptor. */
 #pragma once
 
 #include <stdint.h>
 
-/* Atomic: the number of backing descriptors. While it is 0, the close of a descriptor needs no work
- * for backing descriptors. */
+/* Atomic: the number of backing descriptors. While this number is 0, calls such as close need not
+ * check for a backing descriptor. */
 extern uint32_t monarch_backing_count __attribute__((visibility("hidden")));
 
 /* Returns the backing descriptor of `fd`. Opens the backing descriptor if there is none yet, and
@@ -18,30 +18,32 @@ extern uint32_t monarch_backing_count __attribute__((visibility("hidden")));
  * opened. */
 int monarch_backing_fd(int fd);
 
-/* Compares the source's file with the copy after a lock was granted on the backing descriptor of
- * `fd`. Another process may have held the lock before, and may have changed the file. If the file
- * now differs from the copy, replaces `fd` by a descriptor of the source's file. If the process has
- * only one thread, replaces the duplicates of `fd` too. */
+/* Checks whether the source's file still equals the copy. Call this after a lock was granted on the
+ * backing descriptor of `fd`: another process may have held the lock before, and may have changed
+ * the file. If the file now differs from the copy, replaces `fd` by a descriptor of the source's
+ * file. If the process has only one thread, replaces the duplicates of `fd` too. */
 void monarch_backing_compare(int fd);
 
 /* Replaces a copy's descriptor by a descriptor of the source's file. If the process has only one
  * thread, replaces the descriptor's duplicates too. fcntl calls this function for F_SETLEASE,
- * F_SETSIG, F_SETOWN and F_SETOWN_EX. A backing descriptor does not suffice for these commands: the
- * settings last beyond the call, and the signal must report the number of the program's own
- * descriptor. Returns 0 if the process can open no further descriptor. */
+ * F_SETSIG, F_SETOWN and F_SETOWN_EX. For these commands, a backing descriptor is not enough: the
+ * settings last after the call, and the kernel later sends a signal with the number of the
+ * descriptor, which must be the program's own. Returns 0 if the source's file cannot be opened, for
+ * example because no descriptor number is free. */
 int monarch_become_source(int fd);
 
-/* Notes that POSIX locks were requested on a backing descriptor. From now on, the library drops
- * these locks when the program closes a descriptor of the copy. The kernel does the same when a
- * process closes a descriptor of the source's file. */
+/* Records that the program has requested POSIX locks on a backing descriptor. From now on, the
+ * library releases these locks when the program closes any descriptor of the copy. The kernel does
+ * the same for other files: when a process closes any descriptor of a file, it loses its POSIX
+ * locks on the file. */
 void monarch_backing_has_posix_locks(void);
 
-/* Returns whether `fd` is a backing descriptor. The library does not let the program close a
- * backing descriptor, for example in a loop over all numbers, because the process would then lose
+/* Returns whether `fd` is a backing descriptor. The library prevents the program from closing
+ * backing descriptors, for example in a loop over all numbers, because the process would then lose
  * locks. */
 int monarch_is_backing(int fd);
 
-/* The next four functions keep the backing descriptor of `fd` in step with `fd`. */
+/* The next four functions do to the backing descriptor of `fd` what the program does to `fd`. */
 
 /* Call this before `fd` is closed. */
 void monarch_backing_close_slow(int fd);
@@ -56,8 +58,9 @@ void monarch_backing_flag_slow(int fd, int flag);
  * descriptors from `first` to `last`, or sets their FD_CLOEXEC. The functions do the same to the
  * backing descriptors that belong to these descriptors. */
 
-/* Calls monarch_backing_close_slow for each descriptor from `first` to `last`, except for backing
- * descriptors that must stay open. Call this before all descriptors in the range are closed. */
+/* Call this before the descriptors from `first` to `last` are closed. Calls
+ * monarch_backing_close_slow for each of them, except for backing descriptors that must stay
+ * open. */
 void monarch_backing_close_range(unsigned first, unsigned last);
 /* Returns the first backing descriptor from `from` to `last` that must stay open, or last + 1 if
  * there is none. A backing descriptor must stay open if the descriptor to which it belongs is not

@@ -12,14 +12,14 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* Files whose descriptors are being replaced. Replacing a descriptor makes the kernel close the old
- * open file. That close drops the process's POSIX locks on the file, and may take a long time,
- * because some file systems contact their server when a file is closed (flush). So a thread that is
+/* Files with a descriptor that is being replaced. When a descriptor is replaced, the kernel closes
+ * the old open file. This close releases the process's POSIX locks on the file. It may take a long
+ * time, because some file systems contact their server at each close (flush). So a thread that is
  * about to lock the file waits until the close has ended.
  *
  * A slot contains the process's pid in its highest 24 bits, and a hash of the file in the other 40
- * bits. A slot is free if it is 0, or if it contains another process's pid: a forked child inherits
- * the slots of its parent. */
+ * bits. A slot is free if it is 0, or if it contains another pid. (A forked child inherits the
+ * slots of its parent, but the parent's replacements do not concern the child.) */
 #define CLOSINGS 16
 #define CLOSING_LIMIT_NS 5000000000ULL
 static uint64_t closings[CLOSINGS] SELDOM;
@@ -124,9 +124,9 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
     monarch_momentary_begin();
     int kept = monarch_copy_flags(flags & (O_NONBLOCK | O_LARGEFILE | O_NOFOLLOW));
     int copy = flags < 0 ? -1 : sys_openat(AT_FDCWD, path, kept | O_CLOEXEC);
-    /* If another thread closes or replaces the descriptor before this thread has pinned it, pinning
-     * fails. Once the descriptor is pinned, a thread that is about to close or replace it waits for
-     * this promotion. */
+    /* If another thread has closed or replaced the descriptor in the meantime, it cannot be pinned.
+     * While it is pinned, a thread that is about to close or replace it waits for the end of this
+     * promotion. */
     if (copy >= 0 && monarch_track_pin(fd, tracked, &pin)) {
         done = replace(fd, copy, w);
         monarch_track_unpin(fd, &pin, done ? 0 : pin.word | TRACK_SHARED);

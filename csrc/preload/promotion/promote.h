@@ -1,4 +1,5 @@
-/* Promotion: an open descriptor of a source's file becomes a descriptor of the complete copy. */
+/* Promotes an open descriptor of a source's file: the descriptor then refers to the complete
+ * copy. */
 #pragma once
 
 #include "preload/descriptors/track.h"
@@ -8,24 +9,25 @@
  * descriptor's word in the table (track.h). */
 int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w);
 
-/* Returns whether the descriptor refers to the entry's file at the source. The check compares
- * device and inode. These numbers never change, so the source's server is not asked. */
+/* Returns whether the descriptor refers to the entry's file at the source. The check compares the
+ * device and inode numbers. These numbers of an open file never change, so the numbers that the
+ * kernel has cached are valid, and the source's server is not asked. */
 int monarch_is_still(int fd, const struct session *s, const struct monarch_entry *e);
-/* Returns whether the descriptor still refers to the file to which it referred when the program's
- * call began. That file has the inode number w->ino. The entry's inode number is not used, because
- * the entry may describe another file by now. */
+/* Returns whether the descriptor still refers to the same file as at the beginning of the program's
+ * call. That file has the inode number w->ino. (The entry may describe another file by now, so its
+ * inode number is not used.) */
 int monarch_is_callers(int fd, const struct monarch_wanted *w);
 
 /* Prevents all further promotions of descriptors of the file to which `fd` refers. Call this when
- * the program requests locks or asynchronous signals on this file. A promotion closes a descriptor
- * of the file, and the close of any descriptor of the file would drop the locks. If a promotion of
- * such a descriptor has already begun, waits for its end. Returns 0 if it has not ended after 5 s,
- * which happens when the source does not answer. */
+ * the program requests locks or asynchronous signals on this file: a promotion closes a descriptor
+ * of the file, and the kernel would then release the locks. If a promotion has already begun, waits
+ * for its end. Returns 0 if the promotion has not ended after 5 s. That happens if the source does
+ * not answer. */
 int monarch_keep_locks(int fd);
 /* Compares a source's file with its entry in the catalog. If they differ, records the file as
  * changed, so that its reads go to the source. Call this after a lock was granted on the file. */
 void monarch_compare_source(int fd);
-/* Prevents the promotion of `fd`. Call this before checking whether `fd` is a descriptor of a copy,
- * so that the result of the check stays valid. Returns 0 if the promotion of some descriptor of the
- * file has already begun and does not end in time (monarch_keep_locks). */
+/* Prevents later promotions of `fd`. Call this before a check whether `fd` is a descriptor of a
+ * copy, so that no promotion makes the result of the check wrong. Returns 0 if a promotion has
+ * already begun, and does not end in time (monarch_keep_locks). */
 static inline int monarch_settle(int fd) { return !monarch_tracked(fd) || monarch_keep_locks(fd); }

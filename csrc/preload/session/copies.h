@@ -8,8 +8,8 @@
 #include "preload/session/session.h"
 #include "shared/bytes.h"
 
-/* Size of a buffer for the path of a copy. The copy's name is shorter than 16 digits, but the
- * buffer has room for 16, because monarch_copy_path always writes 16 digits. */
+/* Size of a buffer for the path of a copy. A copy's name has only 13 digits, but the buffer needs
+ * room for 16, because monarch_copy_path always writes 16 digits. */
 #define MONARCH_COPY_PATH (MONARCH_TIER_PATH + 16)
 
 /* Writes the path of the copy that `word` names. Every open needs such a path, so this function
@@ -37,9 +37,10 @@ int monarch_is_as_scanned(const struct session *s, const struct monarch_entry *e
                           const struct stat *st);
 
 int monarch_has_mode_of_copy(unsigned mode);
-/* Returns the entry whose copy `st` describes, or NULL. Of `st`, only the device, inode, mode, link
- * count, size and mtime are used. Before the call, *s must be the newest session. After the call,
- * *s and *c are the session and the catalog of the entry. They may be those of an earlier daemon,
- * because a copy's descriptor outlives the daemon that made the copy. */
+/* If `st` describes a copy, returns the entry of the copied file. Otherwise returns NULL. Of `st`,
+ * only the device, inode, mode, link count, size and mtime are used. Before the call, *s must be
+ * the newest session. Sets *s and *c to the session and the catalog of the entry. These may belong
+ * to an earlier daemon, because a program may keep a copy open after the daemon that made the copy
+ * has ended. */
 const struct monarch_entry *
 monarch_behind_copy(struct session **s, const struct monarch_catalog **c, const struct stat *st);

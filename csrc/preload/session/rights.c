@@ -26,15 +26,15 @@ static int may_read_everything(const struct monarch_control *k) {
 }
 
 /* --- groups --------------------------------------------------------------------------------------
- * A process that lacks one of the daemon's groups has no right to read files that only this
- * group may read. So the process must not read copies of these files either. */
+ * Some files may be read only by one group. If the daemon belongs to this group and a process does
+ * not, the process must not read the copies of these files. */
 
 #define FEW 64         /* enough for the groups of nearly all processes */
 #define MOST 65536     /* NGROUPS_MAX */
 #define UNMAPPED 65534 /* group number that a user namespace shows for groups without a mapping */
 
 /* Returns whether all of the daemon's groups are among the `n` groups. Usually both lists are
- * sorted, so the search for a group begins where the search for the previous group has ended. */
+ * sorted, so each search begins where the previous search has ended. */
 static int has_groups(const struct monarch_control *k, const uint32_t *groups, long n) {
     long at = 0, unmapped = 0, missing = 0;
     for (long i = 0; i < n; i++)
@@ -46,12 +46,11 @@ static int has_groups(const struct monarch_control *k, const uint32_t *groups, l
         if (tried == n && ++missing > unmapped)
             return 0;
     }
-    /* In a container with its own user namespace, the process keeps the groups that it had outside.
+    /* In a container with its own user namespace, a process keeps the groups that it had outside.
      * Most of these groups have no number in the container, and the kernel shows each of them as
-     * UNMAPPED. So each UNMAPPED group of this process may be one of the daemon's groups that this
-     * process seems to lack. It is safe to assume this, because a process cannot give itself an
-     * UNMAPPED group. Outside a container no group is UNMAPPED, so the process must have all groups
-     * of the daemon. */
+     * UNMAPPED. So this function assumes that each UNMAPPED group of this process is one of the
+     * daemon's groups. This is safe, because a process cannot give itself an UNMAPPED group. In the
+     * daemon's own user namespace, the process must have all groups of the daemon. */
     return !missing || !are_our_users(k);
 }
 
@@ -84,7 +83,7 @@ static int has_daemons_groups(const struct monarch_control *k) {
 
 /* ---------------------------------------------------------------------------------------------- */
 
-/* Only processes of the daemon's user are checked, because other users cannot open copies
+/* Only processes of the daemon's user are checked. Processes of other users cannot open copies
  * anyway. */
 int monarch_rights_suffice(const struct session *s) {
     const struct monarch_control *k = s->control;

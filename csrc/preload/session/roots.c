@@ -4,22 +4,22 @@
 
 #include "shared/sys.h"
 
-/* Atomic. 1: some thread of this process may see other mounts than the process saw at its start, or
- * may have its own root directory. The value is never set to 0 again. */
+/* Atomic. 1: a thread of this process may have entered another mount namespace, or may have a root
+ * directory of its own. The value is never set to 0 again. */
 static uint32_t foreign;
 
 /* --- mounts --------------------------------------------------------------------------------- */
 
-/* Returns whether a mount point is below `path`, or 1 if that is uncertain. The check is needed
- * only if this process is in another mount namespace than the daemon, for example in a container.
- * There, file systems that the daemon does not see may be mounted below a source. mountinfo is read
- * in small pieces, because the stack may be small. */
+/* Returns 1 if a mount point is below `path`, or if that is uncertain. Otherwise returns 0. This
+ * check is needed only if this process is in another mount namespace than the daemon, for example
+ * in a container: a file system that the daemon does not see may then be mounted below a source.
+ * mountinfo is read in small parts, because the stack may be small. */
 __attribute__((noinline)) static int is_mounted_upon(const char *path, uint32_t path_len) {
     char buf[512];
     /* index of the current field in its line, counted from 0; field 4 is the mount point */
     unsigned field = 0;
-    /* Valid only as long as `differs` is 0: the number of bytes of the mount point that were read
-     * so far, all of which are equal to the beginning of `path`. */
+    /* Number of bytes of the mount point that were read so far. Valid only while `differs` is 0,
+     * which means that all of these bytes are equal to the beginning of `path`. */
     size_t same = 0;
     int differs = 0, found = 0;
     int fd = sys_openat(AT_FDCWD, "/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
@@ -87,7 +87,8 @@ int monarch_has_foreign_tier(const struct monarch_control *k) {
 
 /* session.roots has one word for the sources' paths, and one for their aliases. The lower half of a
  * word has two bits per source. 0: unknown; 1: the path leads to the scanned directory; 2: the path
- * leads to another directory. The upper half counts the process's changes of its root directory. */
+ * leads to another directory. The upper half counts how often the process has changed its root
+ * directory. */
 static_assert(MONARCH_MAX_SOURCES <= 16, "the bits of all sources must fit into the lower half");
 
 static int is_ours_now(const struct session *s, unsigned source, int by_alias) {
@@ -108,13 +109,11 @@ int monarch_root_is_ours_slow(struct session *s, unsigned source, int by_alias) 
             return 0;
         if (known)
             return known == 1;
-        /* After a chroot, not only the sources' paths but also the tiers' paths may lead
-         * elsewhere. */
+        /* After a chroot, the paths of tiers may lead to other directories too. */
         uint64_t same =
             is_ours_now(s, source, by_alias) && (!(seen >> 32) || !foreign_tier(s->control));
-        /* A chroot changes the count in the upper half of *word. `same` is stored only if the count
-         * has not changed since `same` was found. Otherwise, the inner loop ends, and the outer
-         * loop checks again. */
+        /* Stores `same`, unless another thread has called chroot in the meantime, which changes the
+         * count in the upper half of *word. In that case, the outer loop checks the path again. */
         while (seen >> 32 == then >> 32)
             if (__atomic_compare_exchange_n(word, &seen, seen | (same ? 1ULL : 2ULL) << source * 2,
                                             0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))

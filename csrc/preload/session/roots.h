@@ -12,8 +12,8 @@ static inline int monarch_root_is_ours(struct session *s, unsigned source, int b
     uint64_t known = __atomic_load_n(&s->roots[by_alias], __ATOMIC_ACQUIRE) >> source * 2 & 3;
     return __builtin_expect(known == 1, 1) || monarch_root_is_ours_slow(s, source, by_alias);
 }
-/* Returns whether the source's path or the source's alias leads this process to the directory that
- * was scanned. One of the two paths is enough, because a program may use only one of them. */
+/* Returns whether at least one of the source's path and the source's alias leads this process to
+ * the directory that was scanned. */
 static inline int monarch_sees_source(struct session *s, unsigned source) {
     for (int by_alias = 0; by_alias < 2; by_alias++)
         if ((__atomic_load_n(&s->roots[by_alias], __ATOMIC_ACQUIRE) >> source * 2 & 3) == 1)
@@ -24,17 +24,18 @@ static inline int monarch_sees_source(struct session *s, unsigned source) {
 int monarch_mounts_are_ours(struct session *s);
 
 void monarch_roots_may_differ(void); /* call this after a chroot */
-/* Makes this process use no copies from now on. Call this when a thread gets its own root
- * directory, or may see other mounts than the process saw at its start. */
+/* Makes this process use no copies from now on. Call this when a thread gets a root directory of
+ * its own, or enters another mount namespace. */
 void monarch_roots_are_foreign(void);
 
-/* Returns whether the path of some tier leads to different directories in this process and in the
- * daemon. If so, warns the user, because files in this process's directory may have the names of
- * copies. In a container without the tier, the path may lead to no directory. That does not count,
- * because no file can be mistaken for a copy there. */
+/* Returns whether the path of a tier leads to a directory in this process, but not to the daemon's
+ * private directory. If so, also warns the user: a file in that other directory could be mistaken
+ * for a copy. If the path leads to no directory, as in a container without the tier, no file can be
+ * mistaken, and the result is 0. */
 int monarch_has_foreign_tier(const struct monarch_control *k);
 
-/* Atomic: where the working directory is, relative to the sources; see preload/lookup/cwd.h. */
+/* Atomic: whether the working directory is below, above or far from the sources; see
+ * preload/lookup/cwd.h. */
 extern uint64_t monarch_cwd_is HIDDEN;
 void monarch_cwd_may_differ(void);
 /* Resets monarch_cwd_is if the number of the daemon's sources has changed since the last call. */

@@ -12,12 +12,12 @@
 #include "shared/xxh3.h"
 
 #define DIR_MAX 256
-/* Room [bytes] for "catalog.", 20 digits and the NUL. The buffer is no larger than necessary,
- * because a thread's first open may happen on a small stack. */
+/* Size [bytes] of a buffer for "catalog.", 20 digits and the NUL. The buffer is as small as
+ * possible, because a thread with a small stack may make the first open. */
 #define NAME_BYTES 29
-/* Maximum number of free addresses that are kept for later sessions, for each kind of segment in
- * enum monarch_range. A process rarely has more than two sessions at a time. If more addresses are
- * free, the excess ones stay mapped and unused, which costs address space but no memory. */
+/* Maximum number of addresses that are kept for later sessions, for each kind of segment in enum
+ * monarch_range. A process rarely has more than two sessions at a time. Further addresses stay
+ * mapped, but are never used again. They cost address space, but no memory. */
 #define SPARES 4
 
 static char session_dir[DIR_MAX], control_path[DIR_MAX + sizeof "/control"];
@@ -40,17 +40,17 @@ const char *monarch_session_dir(void) { return session_dir; }
 
 /* --- mapping -------------------------------------------------------------------------------- */
 
-/* open_segment and look_at are separate functions, so that the path and the attributes are never on
- * the stack at the same time. A thread's first open may happen on a small stack. */
+/* open_segment and look_at are separate functions that are not inlined, so that the path's buffer
+ * and the `struct stat` are never on the stack at the same time. The stack may be small. */
 __attribute__((noinline)) static int open_segment(const char *name, int flags) {
     char path[DIR_MAX + 1 + NAME_BYTES];
     put(put(put(path, session_dir), "/"), name);
     return sys_openat(AT_FDCWD, path, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
 }
 
-/* Reads the segment's size and identity. If another user can access the segment, reports its size
- * as 0, so that the library does not use the segment. A user who can write to a segment could
- * redirect reads. */
+/* Reads the segment's size and identity. If another user can access the segment, sets the size to
+ * 0, so that the library does not use the segment: a user who can write to a segment could make
+ * reads return the data of other files. */
 __attribute__((noinline)) static void look_at(int fd, struct monarch_segment *out) {
     struct stat st;
     out->size = 0;
@@ -90,8 +90,8 @@ static_assert(sizeof(struct request) <= MONARCH_APART_BYTES,
               "monarch_run_apart must be able to copy a request");
 
 /* Runs `map`. If the process has no free descriptor, runs `map` again in a thread with its own
- * table of descriptors. The second try is necessary: without the mapping, this process could not
- * record which files it changes, and other processes would continue to read the old copies. */
+ * table of descriptors. Without the mapping, this process could not record which files it changes,
+ * and other processes would continue to read outdated copies. */
 static int run(void (*map)(void *request), struct request *r) {
     map(r);
     if (r->has_no_number)
@@ -123,7 +123,8 @@ int monarch_map_segment(const char *name, struct monarch_segment *out) {
 
 __attribute__((noinline)) int monarch_is_linked(const struct session *s) {
     struct stat st;
-    /* The mapping keeps the inode in use, so no other file can have the inode's number. */
+    /* No other file can have the segment's inode number, because this process still has the segment
+     * mapped. */
     return sys_fstatat(AT_FDCWD, control_path, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
            st.st_ino == s->ino && st.st_dev == s->dev;
 }
@@ -142,9 +143,8 @@ static int paths_fit(const struct monarch_control *k) {
 }
 
 int monarch_control_is_usable(const struct monarch_control *k, uint64_t size) {
-    /* If the segment has another version, its size must not be compared with sizeof *k, because the
-     * segment may be shorter. But the fields before `state` have the same layout in all
-     * versions. */
+    /* A segment of another version may be smaller than sizeof *k. So the version is checked before
+     * the size. The fields before `state` have the same layout in all versions. */
     if (size < offsetof(struct monarch_control, state) || k->magic != MONARCH_MAGIC)
         return 0;
     if (k->version != MONARCH_VERSION) {
@@ -253,9 +253,9 @@ const struct monarch_fills *monarch_fills_of(struct session *s) {
     struct monarch_fills *fresh = monarch_map_range(MONARCH_RANGE_FILLS, &reused);
     if (!fresh)
         return NULL;
-    /* The segment was found by its name, and may belong to a new daemon. But before a new daemon
-     * creates segments, it closes the old daemon's session. So if this session still serves, the
-     * segment belongs to this session. */
+    /* The segment was found by its name, so it could belong to a new daemon. But a new daemon
+     * closes the old daemon's session before it creates segments. So if this session's daemon still
+     * serves, the segment belongs to this session. */
     if (monarch_is_serving(s) &&
         __atomic_compare_exchange_n(&s->fills, &old, fresh, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
         return fresh;
@@ -263,8 +263,8 @@ const struct monarch_fills *monarch_fills_of(struct session *s) {
     return old;
 }
 
-/* Returns whether the header's offsets are valid. In a damaged header, an offset might point
- * anywhere. */
+/* Returns whether the catalog's header is valid. An offset in a damaged header could lead outside
+ * the segment. */
 static int is_sound(const struct monarch_catalog *c, uint64_t size) {
     struct monarch_catalog right;
     if (size < sizeof *c || c->magic != MONARCH_MAGIC || c->capacity > MONARCH_MAX_ENTRIES ||

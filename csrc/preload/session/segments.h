@@ -7,8 +7,8 @@
  * configuration does not exist. */
 int monarch_find_session_dir(const char *config);
 const char *monarch_session_dir(void);
-/* Returns whether the session's last daemon has shut down properly, for example because a user has
- * stopped the daemon. Returns 0 if the daemon was killed. */
+/* Returns whether the session's last daemon has shut down properly, for example after `monarch
+ * stop`. Returns 0 if the daemon was killed. */
 int monarch_was_stopped(void);
 
 struct monarch_segment {
@@ -23,27 +23,28 @@ int monarch_map_segment(const char *name, struct monarch_segment *out);
  * other users can access it. */
 int monarch_open_segment(const char *name, int flags, uint64_t *size);
 
-/* Returns whether this segment `control` belongs to a serving daemon of this library's version, and
- * whether its counts and lengths are within bounds. */
+/* Returns whether *k, the segment `control`, belongs to a serving daemon of this library's version,
+ * and has valid counts and lengths. size: the size of the segment. */
 int monarch_control_is_usable(const struct monarch_control *k, uint64_t size);
 
-/* Returns whether the name `control` still leads to the segment that the session has mapped. After
- * the session's directory was removed, returns 0. The mapped segment then no longer shows whether
- * the daemon has ended. */
+/* Returns whether the name `control` in the session's directory still leads to the segment that
+ * this process has mapped. If the directory was removed, returns 0; the process can then no longer
+ * find out from the mapped segment whether the daemon has ended. */
 int monarch_is_linked(const struct session *s);
 
 /* Kinds of segments that have the same size in every session, so that their addresses can be
  * reused. */
 enum monarch_range { MONARCH_RANGE_CLIENTS, MONARCH_RANGE_FILLS, MONARCH_RANGES };
-/* Maps the segment of this kind. Returns its address, or NULL on failure. *reused is set to 1 if an
- * earlier session used the address: other threads may then still use it. */
+/* Maps the segment of this kind. Returns its address, or NULL on failure. Sets *reused to 1 if an
+ * earlier session used the same address. In that case, other threads may still access the
+ * address. */
 void *monarch_map_range(enum monarch_range kind, int *reused);
-/* Releases a range. If `reused` is 0, no other thread uses the range, and it is unmapped. If
- * `reused` is 1, other threads may still use the address. The range is then filled with zeros
- * instead of being unmapped, and the address is kept for a later session. */
+/* Releases the segment at the address `at`. If `reused` is 0, no other thread accesses the segment,
+ * so it is unmapped. If `reused` is 1, other threads may still access the address. So zeros are
+ * mapped over the segment instead, and the address is kept for a later session. */
 void monarch_discard_range(enum monarch_range kind, void *at, int reused);
 
 /* Maps zeros over all segments of the session. The segments are not unmapped, because a thread that
- * hangs in a call may still read them or change counters in them. To this thread, the zeros look
- * like a session without files, without tiers and without a daemon. */
+ * hangs in a call may still read them or change counters in them. For such a thread, the zeros mean
+ * that the session has no files, no tiers and no daemon. */
 void monarch_release_session(struct session *s);

@@ -70,8 +70,8 @@ void monarch_rank_init(void) {
         const char *text = secure_getenv(variables[i]);
         if (text && *text) {
             unsigned rank = number_of(text);
-            /* monarch_rank is written only if there is a rank. Most programs have none, and so need
-             * no private page for this variable. */
+            /* monarch_rank is written only if it changes. A write would cost a private page of
+             * memory, and most processes have no rank. */
             if (rank)
                 monarch_rank = rank;
             return;
@@ -111,8 +111,8 @@ void monarch_hint_scan(struct session *s, unsigned source, const char *path, siz
     slot->path_len = (uint32_t)len;
     slot->is_part = (uint32_t)is_part;
     memcpy(slot->path, path, len);
-    /* The exchange fails if the daemon has freed the slot because it assumed that this thread had
-     * died. */
+    /* This fails if the daemon has freed the slot, because it assumed that the writing thread was
+     * killed. */
     if (__atomic_compare_exchange_n(&slot->ticket, &mine, mine + 1, 0, __ATOMIC_ACQ_REL,
                                     __ATOMIC_RELAXED))
         monarch_ring(s);

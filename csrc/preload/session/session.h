@@ -6,21 +6,24 @@
 
 #include "shared/catalog.h"
 
-/* Number of replaced catalogs that a process keeps. The catalogs are needed for copies that were
- * dropped but are still open: a dropped copy is not in catalogs that were made after the drop. */
+/* Number of old catalogs that a process keeps after newer catalogs have replaced them. They are
+ * needed for copies that were dropped from the tier but are still open: catalogs that were made
+ * after the drop do not contain such a copy. */
 #define MONARCH_OLDER 8
 
-/* A session is never freed. The following may still refer to a session: threads that hang in a
- * call, mappings that wait for their copies (mapping_table.h), and the words of tracked descriptors
- * (track.h). Once a session's segments are no longer needed, zeros are mapped over the segments. */
+/* This structure is never freed, because there may still be references to it: from threads that
+ * hang in a call, from mappings that wait for their copies (mapping_table.h), and from the words of
+ * tracked descriptors (track.h). When a session's segments are no longer needed, zeros are mapped
+ * over the segments. */
 struct session {
     const struct monarch_control *control;
     struct monarch_clients *clients;
     const struct monarch_fills *fills;     /* atomic; NULL until it is needed */
     const struct monarch_catalog *catalog; /* atomic */
     uint64_t roots[2];                     /* atomic, see monarch_root_is_ours */
-    /* Atomic. Lowest bit: 1 if nothing may be read from copies, for example because a switch file
-     * exists. Upper bits: number of the check that has written the lowest bit (attach.c). */
+    /* Atomic. Lowest bit: 1 if all reads must go to the source, for example because an
+     * administrator's switch file exists. Other bits: number of the check that has written the
+     * lowest bit (attach.c). */
     uint32_t off;
     /* Atomic. 1: this process is in the daemon's mount namespace; 2: it is in another mount
      * namespace; 0: unknown */
@@ -28,8 +31,8 @@ struct session {
     /* atomic: the session of the previous daemon; the program may still have that daemon's copies
      * open */
     struct session *before;
-    /* Atomic. The last MONARCH_OLDER catalogs that were replaced. They stay mapped, because threads
-     * may still read them. */
+    /* Atomic. The last MONARCH_OLDER catalogs that newer catalogs have replaced. They stay mapped,
+     * because threads may still read them. */
     const struct monarch_catalog *older[MONARCH_OLDER];
     uint32_t older_used; /* atomic */
     uint32_t number;     /* see monarch_session_at */
@@ -39,12 +42,13 @@ struct session {
     uint64_t linked_ns;
     /* atomic: number of open directories that are listed from the session's catalog */
     uint32_t listings;
-    /* Atomic: number of the last search (attach.c) that has found an open descriptor of one of this
-     * session's copies. */
+    /* Atomic. When a new session replaces an old one, the process searches its descriptors for open
+     * copies of earlier sessions (attach.c). This is the number of the last search that has found a
+     * copy of this session. */
     uint32_t needed;
     uint32_t released; /* atomic; 1: a thread maps zeros over the segments, or has done so */
-    /* 1: when the process attached to the session, the path of some tier led to different
-     * directories in the process and in the daemon */
+    /* 1: when the process attached to the session, the path of a tier did not lead to the daemon's
+     * directory (monarch_has_foreign_tier) */
     uint32_t distrusts;
     uint32_t reused; /* 1: `clients` is at an address that an earlier session used */
 };
@@ -75,9 +79,9 @@ static inline struct session *session_for_reading(void) {
     return monarch_session_slow();
 }
 
-/* Returns the session in which a change must be recorded, or NULL. Changes are recorded even
- * while Monarch is switched off. Otherwise, a file that changes during that time would later be
- * served from its outdated copy. */
+/* Returns the session in which a change must be recorded, or NULL. Changes are recorded even while
+ * Monarch is switched off. Otherwise, if a file changed during that time, later reads would get its
+ * outdated copy. */
 struct session *monarch_session_for_change(void);
 static inline struct session *session_for_change(void) {
     return __builtin_expect(!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE), 1)
@@ -85,8 +89,8 @@ static inline struct session *session_for_change(void) {
                : monarch_session_for_change();
 }
 
-/* Returns the newest session if the session's number (5 bits) is `number`. Otherwise returns
- * monarch_waiting, which serves nothing. */
+/* Returns the newest session if it has this number (5 bits). Otherwise returns monarch_waiting,
+ * which has no files and no copies. */
 struct session *monarch_session_at(unsigned number);
 
 /* Maps the newest catalog and, if that succeeds, stores it in the session in place of `old`.
@@ -121,9 +125,9 @@ static inline int monarch_is_fast(const struct session *s, const struct monarch_
            __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED) >> e->source & 1;
 }
 
-/* Returns the segment `fills`, or NULL if it cannot be mapped. Without the segment, unfinished
- * copies are not read. The segment is mapped only at the first call of this function, because most
- * processes never need the segment. */
+/* Returns the segment `fills`, or NULL if it cannot be mapped. Without the segment, reads cannot
+ * use unfinished copies. The segment is mapped at the first call of this function, because most
+ * processes never need it. */
 const struct monarch_fills *monarch_fills_of(struct session *s);
 
 /* At most once a second, checks the switch files, the process's rights, and whether the session's
@@ -152,11 +156,11 @@ int monarch_tier_on(const struct session *s, uint64_t dev, int from);
 
 /* Wakes the daemon if it sleeps. */
 void monarch_ring(struct session *s);
-/* Returns whether monarch_hint_scan would probably have room for another path. */
+/* Returns whether monarch_hint_scan would probably find a free slot for another path. */
 int monarch_may_hint_scan(const struct session *s);
-/* Sends the daemon a path that is not in its catalog. The path is only a hint: if there is no room
- * for it, nothing is sent. is_part: 1 if the program has read only a small part of the file. The
- * daemon then does not fill the file. */
+/* Sends the daemon a path that is not in its catalog. If no slot is free for the path, does
+ * nothing: the daemon then learns of the file later. is_part: 1 if the program has read only a
+ * small part of the file. The daemon then does not fill the file. */
 void monarch_hint_scan(struct session *s, unsigned source, const char *path, size_t len,
                        int is_part);
 

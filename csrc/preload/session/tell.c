@@ -8,13 +8,13 @@
 #include "preload/session/segments.h"
 #include "shared/sys.h"
 
-/* Size limit of the file `changes`. When the file has reached this size, no more changes are
- * recorded in it, and every file counts as changed. */
+/* Maximum size [bytes] of the file `changes`. After that, no more changes are recorded in the file.
+ * Instead, the library tells the daemon that every file may have changed. */
 #define MOST_BYTES (16UL << 20)
 
 struct told {
     struct monarch_change change;
-    uint64_t mark; /* value to be stored in `told` of struct monarch_clients */
+    uint64_t mark; /* the value to store in the field `told` of struct monarch_clients */
     int has_no_number, is_done;
 };
 static_assert(sizeof(struct told) <= MONARCH_APART_BYTES,

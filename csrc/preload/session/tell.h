@@ -1,5 +1,4 @@
-/* Reports changed files to the daemon from a process that lacks the address space to map the
- * segments.
+/* Reports changed files to the daemon if the process has no address space to map the segments.
  *
  * Such a process has reached RLIMIT_AS or vm.max_map_count. It appends a record of each change to
  * the session's file `changes`. The daemon reads these records, and adds the changed files to the
@@ -8,8 +7,8 @@
 
 #include <sys/stat.h>
 
-/* Returns 1 if the process's last search has found a daemon, but the process lacked the address
- * space to attach to the daemon's session. Otherwise returns 0. */
+/* Returns 1 if this process has last found a daemon, but had not enough address space to map the
+ * session's segments. Otherwise returns 0. */
 int monarch_lacks_room(void);
 
 /* Tells the daemon that a file has changed or, with is_tree = 1, that a directory and everything

@@ -7,8 +7,9 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* This environment variable is set when the warning has been written. The variable is inherited,
- * so neither child processes nor the program after an exec repeat the warning. */
+/* Name of an environment variable. It is set after the warning was written. Child processes inherit
+ * the variable, and so do not repeat the warning. The same applies to a program that the process
+ * executes by exec. */
 #define SAID "MONARCH_WARNED"
 
 static struct stat stderr_at_load;
@@ -30,9 +31,9 @@ static int stderr_is_what_it_was(void) {
  * because the stack may be small. */
 #define PART_BYTES 1024
 
-/* Returns whether the parent process has probably written the warning already. The warning should
- * appear only once in a job of many processes. So if the parent was itself started with the library
- * and a configuration, it is assumed to have written the warning. */
+/* Returns whether the parent process has probably written the warning already. In a job of many
+ * processes, the warning should appear only once. So if the parent itself was started with the
+ * library and a configuration, this function assumes that the parent has written the warning. */
 __attribute__((noinline)) static int parent_has_warned(void) {
     static const char *const wanted[] = {"MONARCH_CONFIG=", "libmonarch"};
     char path[32], buf[PART_BYTES + 32];
