@@ -1,5 +1,5 @@
-/* Fills one copy, unit by unit. Several threads may write units, in any order. Readers may read a
- * unit as soon as it is written. */
+/* Fills one copy, unit by unit. Several threads may write units, in any sequence. Readers may read
+ * a unit as soon as it is written. */
 #include "copy/fill.h"
 
 #include <errno.h>
@@ -28,8 +28,8 @@ static struct fill *new_fill(const struct monarch_engine *e, struct job *job) {
     uint64_t units = (size + unit - 1) / unit, blocks = (size + block - 1) / block;
     struct fill *f = calloc(1, sizeof *f + words_for(units) * 8 + blocks * 4);
     uint64_t *sums = malloc((blocks ? blocks : 1) * sizeof *sums);
-    /* A copy with a single block gets no digest, because the digest of such a copy is not kept (see
-     * serving/sums.h). */
+    /* The digests of a copy's blocks are made for the peers that may read the copy later. A copy of
+     * a single block gets no digest, because it would not be kept (serving/sums.h). */
     const unsigned char *key =
         blocks > 1 ? monarch_holdings_key(__atomic_load_n(&e->holdings, __ATOMIC_ACQUIRE)) : NULL;
     if (!f || !sums) {
@@ -81,7 +81,7 @@ static int create_copy(struct job *job) {
     if (reserve(fd, job->entry.size) != 0) {
         monarch_fail(job, monarch_tier_status(errno), errno);
         close(fd);
-        /* No other copy can have this name: the number of a copy is never reused. */
+        /* The name is the copy's number, which is never reused. So this removes no other copy. */
         monarch_remove_copy(job);
         return -1;
     }
@@ -94,11 +94,10 @@ static void wake_askers(struct monarch_engine *e, const struct job *job) {
 }
 
 /* Makes the fill visible to readers. First resets the map in the fill's slot. Then stores the
- * slot's word, which contains the number of the copy: by this number, readers know which copy the
- * map describes. Then wakes the peers that wait for the file. A file of one unit is an exception,
- * because peers can get nothing of it before its copy is complete. Peers that wait for such a file
- * are woken here only if this fill itself asks a peer: that peer may be waiting for this node's
- * answer. */
+ * slot's word, whose copy number tells readers which copy the map describes. Then wakes the
+ * requests of peers that wait for the file. For a file of one unit, these requests need not be
+ * woken yet, because nothing can be sent before the copy is complete. They are woken nevertheless
+ * if this fill itself asks a peer: that peer may be waiting for this node at the same time. */
 static void show(struct monarch_engine *e, struct fill *f) {
     const struct job *job = f->job;
     int has_map = f->units <= MONARCH_FILL_UNITS;
@@ -132,8 +131,8 @@ static int begin_reading(struct monarch_engine *e, struct fill *f) {
     return 0;
 }
 
-/* Shows the fill to readers before the file is opened at the source, so that a reader that opens
- * the file from then on waits for the copy. */
+/* Shows the fill to readers before it opens the file at the source. So a program that opens the
+ * file during that time already waits for the copy. */
 struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job) {
     int is_by_peer = job->peer[0] >= 0, to = create_copy(job);
     struct fill *f = to < 0 ? NULL : new_fill(e, job);
@@ -222,12 +221,12 @@ static void wait_for_write_back(struct fill *f, uint64_t block) {
                         SYNC_FILE_RANGE_WAIT_AFTER);
 }
 
-/* Records a complete block. sum: its checksums; NULL if they must be computed from the copy. For a
- * file of more than MONARCH_CHUNK bytes, does two more things. First, removes the pages that
- * the fill's reads of this block have left in the page cache, because the fill does not read them
- * again. Pages that a program maps or reads at this moment stay. Second, starts the write-back of
- * the block, and waits for the write-back that was begun two blocks earlier, so that dirty pages
- * never accumulate. */
+/* Records a complete block. sum: the block's checksums; NULL if they must be computed from the
+ * copy. Two more steps follow for a file of more than MONARCH_CHUNK bytes. The first step removes
+ * the source file's pages of this block from the page cache, because the fill does not read them
+ * again. (The kernel keeps pages that a program is mapping or reading.) The second step starts the
+ * write-back of the block, and waits for the write-back that began two blocks earlier, so that
+ * dirty pages do not accumulate. */
 static void end_block(const struct monarch_engine *e, struct fill *f, uint64_t block, char *buffer,
                       const struct block_sum *sum) {
     struct block_sum own;
@@ -248,10 +247,10 @@ static void end_block(const struct monarch_engine *e, struct fill *f, uint64_t b
     __atomic_sub_fetch(&f->blocks_left, 1, __ATOMIC_ACQ_REL);
 }
 
-/* Marks units as copied, and answers the demands for them. There is one exception: if a peer has
- * sent the only unit of a file, the demands for the file are answered when the file is published
- * (engine/work.c). The publication follows within microseconds, and many readers need the published
- * copy. */
+/* Marks units as copied, and wakes the readers that wait for them (monarch_answer). There is one
+ * exception: if a peer has sent the only unit of a file, the readers are woken when the copy is
+ * published (engine/work.c). That happens only microseconds later, and many readers need the
+ * published copy anyway. */
 static void mark_done(struct monarch_engine *e, struct fill *f, uint64_t unit, uint64_t count,
                       int is_fetched) {
     for (uint64_t u = unit; u < unit + count && f->units <= MONARCH_FILL_UNITS; u++)
@@ -289,9 +288,10 @@ static int write_copy(struct fill *f, const char *buffer, uint64_t n, uint64_t a
     return 1;
 }
 
-/* Reads the whole file from its pack into `buffer` and returns 1. Returns 0 if the file is in no
- * pack, if the pack cannot be read, or if the fill has already opened the source's file. Only files
- * of one unit are read from packs, so no other thread copies a part of the file. */
+/* Reads the whole file from its pack, a tar of many files of the source, into `buffer`, and returns
+ * 1. Returns 0 if the file is in no pack, if the pack cannot be read, or if the fill has already
+ * opened the file itself. Only files of one unit are read from packs, so no other thread copies a
+ * part of the same file. */
 static int read_pack(struct monarch_engine *e, struct fill *f, char *buffer) {
     return f->job->pack && __atomic_load_n(&f->from, __ATOMIC_ACQUIRE) < 0 &&
            monarch_pack_read(e, f->job, buffer) == 0;
@@ -343,10 +343,10 @@ void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, 
     int is_fetched = f->peers && monarch_fetch(e, f, at, end - at, buffer, &sum);
     if (!is_fetched && !read_source(e, f, at, end, buffer, stream))
         return;
-    /* The sum of the whole block is known in two cases. First, a peer has sent exactly this block,
-     * together with its sum. Second, these bytes came from the source, they end the block, and the
-     * stream has seen all bytes of the block. The second case is impossible if the order names a
-     * peer, because bytes from a peer bypass the stream. */
+    /* The checksum of the whole block is known in two cases. First, a peer has sent the complete
+     * block with its sum. Second, these bytes are the end of the block, and all bytes of the block
+     * came from the source and were added to `stream`. If the order names a peer, the second case
+     * is excluded, because bytes from a peer are not added to `stream`. */
     int has_sum = end == end_of_block(f, block) &&
                   (is_fetched ? at == block * f->block_bytes : stream && f->job->peer[0] < 0);
     if (has_sum && !is_fetched)
@@ -379,9 +379,10 @@ static int close_copy(struct job *job, int fd) {
 void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
     struct job *job = f->job;
     int r = f->failed ? -1 : 0, status;
-    /* If all bytes came from a single peer, no further check is needed: before this peer sent the
-     * last block, it checked that its file was unchanged. If several peers sent bytes, none of them
-     * has checked the copy as a whole, so ask the source. */
+    /* If all bytes came from a single peer, no check is needed: before that peer sent the last
+     * block, it had checked that the file at the source was unchanged. If several peers sent bytes,
+     * some of the bytes may belong to another version. So open the source's file, which compares
+     * its attributes with the catalog's. */
     if (r == 0 && (f->gave & (f->gave - 1)) && monarch_source_of(e, f, &status) < 0)
         r = monarch_fail(job, status, errno);
     if (r == 0 && f->from >= 0)

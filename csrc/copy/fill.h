@@ -3,14 +3,14 @@
 
 #include "copy/filling.h"
 
-/* Creates the copy and shows the fill to readers. Also opens the source's file, unless the job
- * is to ask a peer or read a pack before the source. On failure, sets the job's result and returns
- * NULL. */
+/* Begins the fill of an order: creates the copy and shows the fill to readers. Also opens the
+ * source's file, unless the order first asks a peer or reads a pack. On failure, sets the job's
+ * result and returns NULL. */
 struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job);
-/* Begins the checksums of a block. content_key: the key of the digest; NULL if no digest is needed.
- * If memory is exhausted, no digest is made. */
+/* Begins the computation of a block's checksums. content_key: the key of the digest; NULL if no
+ * digest is needed. If memory is exhausted, no digest is made. */
 void monarch_block_sum_begin(struct block_sum_stream *s, const unsigned char *content_key);
-/* Ends the checksums of a block, and stores them in *out. Call this once after each
+/* Ends the computation, and stores the block's checksums in *out. Call this once after each
  * monarch_block_sum_begin. out: NULL if the sums are not needed. */
 void monarch_block_sum_end(struct block_sum_stream *s, struct block_sum *out);
 /* Copies `count` units of one block from a peer, a pack or the source. The caller has claimed these

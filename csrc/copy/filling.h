@@ -26,7 +26,7 @@ struct fill {
     unsigned users;      /* engine's: number of threads that work on the fill */
     uint64_t next_block; /* engine's: the first block that no thread has begun */
     uint64_t asked_ns;   /* engine's, atomic: when a reader last waited for a unit */
-    uint64_t next_unit;  /* engine's: the unit to fill next, if a reader has waited */
+    uint64_t next_unit;  /* engine's: if a reader has waited, the unit to fill next */
     unsigned asked_by;   /* engine's: the rank of the reader that waited last */
     uint64_t *claimed;   /* engine's: a bit for each unit that a thread has claimed */
     struct job *job;
@@ -36,23 +36,24 @@ struct fill {
     /* atomic: index in job->peer of the peer that is asked now; all peers before that index have
      * failed */
     int asks;
-    /* atomic: a bit for each element of job->peer, set if that peer gave bytes of the copy */
+    /* atomic: a bit for each element of job->peer, set if that peer has sent bytes of the copy */
     int gave;
     int is_last_late; /* atomic: the file's last block did not arrive from a peer in time */
-    /* atomic: the page cache lacked pages, so a read from a handed-over descriptor waited for the
-     * source */
+    /* atomic: a read from a handed-over descriptor had to wait for the source, because pages of the
+     * file were no longer in the page cache */
     int lacks_pages;
     int to, failed; /* to: descriptor of the copy; failed: atomic, whether the fill has failed */
     uint64_t units, unit_bytes, blocks, block_bytes;
     uint64_t blocks_left; /* atomic: blocks without a checksum yet */
-    /* atomic: the two blocks whose write-back began most recently. Each is stored as its index + 1,
-     * and 0 stands for no block. written[0] is the later block. */
+    /* atomic: the two blocks whose write-back began last, each as its index + 1; 0: no block.
+     * written[0] is the later of the two. */
     uint64_t written[2];
     uint64_t *sums;                   /* for each block, its XXH3-64 */
     const unsigned char *content_key; /* key of the digests; NULL: no digests are made */
     struct monarch_digest *digests;   /* for each block, its digest; NULL: no digests are made */
     int lacks_digest;                 /* atomic: the digest of some block could not be made */
-    /* time that the open and the reads at the source took; only for a file of one unit */
+    /* time [ns] that the open and the reads at the source took; measured only for a file of one
+     * unit */
     uint64_t source_ns;
     uint32_t *left; /* atomic: for each block, the number of its units that are not written yet */
 };

@@ -12,7 +12,7 @@ struct endpoint {
     uint32_t busy;            /* atomic: number of threads that use the endpoint now */
 };
 
-/* A visit: one thread uses an endpoint, from monarch_visit to monarch_leave. */
+/* One thread's use of an endpoint (the sources or a peer), from monarch_visit to monarch_leave. */
 struct visit {
     struct endpoint *endpoint;
     uint64_t since_ns;

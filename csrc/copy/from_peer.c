@@ -9,28 +9,27 @@
 #include "serving/serving.h"
 #include "shared/clock.h"
 
-/* If a peer answers TIMEOUT this many times in a row, the fill gives up on the peer, and asks the
- * next peer or the source. A live peer answers TIMEOUT if it has to wait for the source and
- * receives nothing within 0.6 s. */
+/* After this many answers TIMEOUT in a row, the fill gives up on the peer, and asks the next peer
+ * or the source. A peer that works answers TIMEOUT if it waits for the source and receives nothing
+ * within 0.6 s. */
 #define ASKED_TRIES 2 /* if a reader waits for the bytes */
 #define TRIES 8       /* if no reader waits for the bytes */
-/* The longest wait [ns] for a peer that answers COMING, if a reader waits for the bytes. This limit
- * is less than 5 s, the time for which a reader waits for a live daemon. A peer answers COMING
- * while it is receiving the bytes from the source. This node then waits for the peer: if this node
- * requested the bytes from the source as well, they would arrive no sooner, and other readers would
- * be delayed. */
+/* A peer answers COMING while it is receiving the bytes from the source. This node then waits for
+ * the peer, because its own read from the source would be no faster and would delay other readers.
+ * This is the longest such wait [ns] if a reader waits for the bytes. It is less than 5 s, the time
+ * for which a reader waits for a daemon that works. */
 #define COMING_ASKED_NS 4000000000ULL
 /* The longest wait [ns] for a peer that answers COMING, if no reader waits for the bytes. During
  * this wait, the thread does nothing but serve other readers that wait. */
 #define COMING_NS 30000000000ULL
-/* A peer sends the last block only when its own copy of the file is complete. If this node's copy
- * lacks more than NEAR_END blocks, the peer's copy is probably incomplete too. Then a reader that
- * waits for the last block gets it from the source. */
+/* A peer sends a file's last block only when its own copy is complete. A reader that waits for the
+ * last block gets it from the source if this node's copy lacks more than NEAR_END blocks, because
+ * the peer's copy is then probably incomplete too. */
 #define NEAR_END 4
 /* The pause [ns] before a peer that is still starting is asked again. */
 #define STARTING_NS 100000000L
-/* If a peer fails while a reader waits for the bytes, the next peer is asked only if the fetch
- * began at most this long [ns] ago. Otherwise the bytes come from the source. */
+/* If a peer has failed and a reader waits for the bytes, another peer is asked only within this
+ * time [ns] after the fetch began. Later, the bytes come from the source. */
 #define SILENCE_NS 500000000ULL
 
 static_assert(MONARCH_CHUNK >= MONARCH_PEER_CHUNK, "a fetch fits into a thread's buffer");
@@ -56,20 +55,20 @@ static int is_awaited(const struct monarch_engine *e, const struct fill *f, uint
     return 0;
 }
 
-/* Returns whether a peer would probably make a reader wait for this block. If so, the reader should
- * get the block from the source. The result can be 1 only for the last block, which a peer sends
- * only when its own copy is complete. It is 1 in two cases. First, a peer was already late with
- * this block. Second, more than NEAR_END blocks are missing on this node. The peer's copy is then
- * probably incomplete too. */
+/* Returns whether a waiting reader should get this block from the source, because a peer would
+ * probably send it too late. That is possible only for the last block, which a peer sends only when
+ * its own copy is complete. The result is 1 in two cases. First, a peer was already late with this
+ * block. Second, more than NEAR_END blocks are missing on this node, so the peer's copy is probably
+ * incomplete too. */
 static int is_too_early(const struct fill *f, int is_last) {
     return is_last && (__atomic_load_n(&f->is_last_late, __ATOMIC_RELAXED) ||
                        __atomic_load_n(&f->blocks_left, __ATOMIC_RELAXED) > NEAR_END);
 }
 
-/* Asks the peer once. The duration counts in the peer's measured flow (flow.h) under two
- * conditions. First, the peer has the whole file, so it need not wait for the source. Second, the
- * status is OK or TIMEOUT. With any other status, perhaps no request was sent: requests to a peer
- * are suppressed for a while after a failure. */
+/* Asks the peer once. The duration counts in the peer's measured throughput (flow.h) under two
+ * conditions. First, the peer has the whole file, so it does not wait for the source. Second, the
+ * status is OK or TIMEOUT. With any other status, perhaps no request was sent, because requests to
+ * a peer are suppressed for a while after a failure. */
 static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
                     struct monarch_peer *peer, struct monarch_peer_get *get, char *buffer,
                     struct block_sum *sum) {
@@ -83,10 +82,10 @@ static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
     return r;
 }
 
-/* Returns whether the peer is still starting and should be asked again. If so, pauses before it
- * returns. The result is 0 if a reader waits for the bytes. The pauses are needed when nodes are
- * started together: otherwise the first node would read all files from the source, even those that
- * other nodes are to read. */
+/* Returns whether the peer's daemon may still be starting, so that the peer should be asked again;
+ * in this case, pauses first. Returns 0 if a reader waits for the bytes. When nodes are started
+ * together, the first node must wait for the others in this way. Otherwise it would also read from
+ * the source the files that other nodes own. */
 static int is_starting(const struct monarch_engine *e, const struct fill *f,
                        const struct monarch_peer *peer, struct monarch_peer_get *get) {
     struct timespec pause = {0, STARTING_NS};
@@ -98,18 +97,17 @@ static int is_starting(const struct monarch_engine *e, const struct fill *f,
     return 1;
 }
 
-/* Asks the peer for the bytes of `get`, again and again, while the peer answers TIMEOUT or COMING,
- * or is still starting. Stops when one of the limits at the top of from_peer.c is reached, when the
- * engine stops, or when the fill has failed.
- * Stores the outcome in get->status. After two of the outcomes, the caller reads these bytes from
- * the source although the peer has not failed. MONARCH_PEER_LATER means that a reader waits, but it
- * is too early to ask the peer (is_too_early). MONARCH_PEER_COMING means that the longest wait has
- * passed, and the peer still waits for the bytes or is still starting. */
+/* Asks the peer for the bytes of `get`. Repeats the request while the peer answers TIMEOUT or
+ * COMING, or is still starting. Gives up when one of the limits at the top of from_peer.c is
+ * reached, when the engine stops, or when the fill has failed. Stores the outcome in get->status.
+ * With two of the outcomes, the peer has not failed, but the caller must read these bytes from the
+ * source. MONARCH_PEER_LATER: a reader waits, and the peer would probably be too late
+ * (is_too_early). MONARCH_PEER_COMING: the longest wait has passed, but the peer has not received
+ * the bytes or is still starting. */
 static void ask(struct monarch_engine *e, const struct fill *f, int which, int is_last,
                 struct monarch_peer_get *get, char *buffer, struct block_sum *sum) {
     struct monarch_peer *peer = __atomic_load_n(&e->peers[f->job->peer[which]], __ATOMIC_ACQUIRE);
-    /* unasked: the last time at which no reader was waiting for these bytes. The name refers to
-     * readers, not to the peer. */
+    /* unasked: the last time at which no reader was waiting for these bytes */
     uint64_t began = monarch_now_ns(), unasked = began;
     get->status = MONARCH_PEER_TIMEOUT;
     for (int tries = 0, silent = 0; peer; tries++) {
@@ -139,7 +137,7 @@ static void ask(struct monarch_engine *e, const struct fill *f, int which, int i
     }
 }
 
-/* Adds `node` to the nodes that the fill asks. The peer that was asked has no room for the file,
+/* Adds `node` to the nodes that the fill asks. The peer job->peer[which] has no room for the file,
  * and has answered that `node` keeps the file. Several threads may get this answer, but `node` is
  * added only once. */
 static void follow(struct fill *f, int which, unsigned node) {
@@ -174,8 +172,8 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
                                    .to = f->to,
                                    .at = at};
     for (int which; asked_peer(f, which = __atomic_load_n(&f->asks, __ATOMIC_ACQUIRE)) >= 0;) {
-        /* If the order names two peers, it is not known which of them is the owner, so neither is
-         * treated as the owner. */
+        /* Say whether this peer owns the file. If the order names two peers, this node does not
+         * know which of the two is the owner, so it says so to neither of them. */
         get.is_owner = f->peers == 1 || which >= f->peers;
         ask(e, f, which, is_last, &get, buffer, sum);
         if (get.status == MONARCH_PEER_OK) {
@@ -193,8 +191,8 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
             follow(f, which, get.status - MONARCH_PEER_MOVED);
         __atomic_compare_exchange_n(&f->asks, &which, which + 1, 0, __ATOMIC_ACQ_REL,
                                     __ATOMIC_RELAXED);
-        /* A waiting reader should not wait for a second silent peer. So after SILENCE_NS, the bytes
-         * come from the source rather than from the next peer. */
+        /* A waiting reader should not wait for a second peer that may be silent too. So after
+         * SILENCE_NS, get the bytes from the source instead. */
         if (monarch_now_ns() - began > SILENCE_NS && is_awaited(e, f, at, n))
             return 0;
     }

@@ -24,8 +24,8 @@ void monarch_copy_name(const struct job *job, char name[MONARCH_COPY_NAME + 4]) 
 void monarch_remove_copy(struct job *job) {
     char name[MONARCH_COPY_NAME + 4];
     monarch_copy_name(job, name);
-    /* Two errors are ignored. ENOENT: the copy is gone already. EISDIR: the name belongs to a
-     * directory, which Monarch has not made. */
+    /* Ignore two errors. ENOENT: the copy was already removed. EISDIR: the name belongs to a
+     * directory, which Monarch did not make. */
     if (unlinkat(job->copies, name, 0) != 0 && errno != ENOENT && errno != EISDIR)
         job->result.left = errno;
 }

@@ -7,12 +7,13 @@
 
 #include "copy/state.h"
 
-/* How many nodes a fill may ask besides those that its order names. A node that was asked, but has
- * no room for the file, answers with the number of another node. */
+/* A node that is asked for a file but has no room for it answers with the number of another node,
+ * which the fill then asks. This is the maximum number of nodes that are added to a fill in this
+ * way. */
 #define MONARCH_MOVES 6
 
 struct job {
-    struct job *next, *before; /* neighbours in the queue */
+    struct job *next, *before; /* neighbors in the queue */
     struct job *same;          /* the next order in the same hash bucket, see entries.c */
     struct queue *queue;
     struct monarch_result result;
@@ -21,17 +22,18 @@ struct job {
     int handed;
     /* whether the reader that handed over the descriptor has read the whole file */
     int is_read;
-    int is_kept;       /* a reader's descriptor is kept for this order (monarch_take_kept) */
-    uint64_t claim;    /* number under which the reader claimed the file (shared/claims.h) */
+    int is_kept; /* a reader's descriptor is kept for this order (monarch_take_kept) */
+    /* number that identifies the file in the reader's claim (shared/claims.h) */
+    uint64_t claim;
     struct pack *pack; /* the pack that has the file as a member; NULL for none, see pack.h */
     uint32_t member;   /* index of the file among the members of `pack` */
-    /* The peers to copy from, in the sequence in which they are asked; -1 after the last one. The
-     * elements from MONARCH_ASKED on are atomic and are set while the fill runs: a node that has no
-     * room for the file names the next node to ask. */
+    /* Numbers of the peers to copy from, in the sequence in which they are asked; -1 after the last
+     * one. The elements from MONARCH_ASKED on are atomic. They are set while the fill runs, when a
+     * node without room for the file names another node. */
     int peer[MONARCH_ASKED + MONARCH_MOVES];
     /* a bit for each element of `peer`, set if that peer is known to have the whole file */
     int has_it;
-    /* descriptors of the source's root and of the tier's directory of copies */
+    /* descriptors of two directories: the source's root, and the tier's directory of copies */
     int source_root, copies;
     int is_stamped; /* whether `stamp` is stored in the copy's modification time (monarch_stamp) */
     uint64_t stamp;

@@ -1,6 +1,7 @@
-/* Reads files from a pack (pack.h). A member is called ordered while an order waits for it. A
- * window is a part of the pack that is read into memory at once, because it contains ordered
- * members that are close together. Each of these orders then copies its file from the window. */
+/* Reads files from a pack (pack.h). A member of the pack is called ordered while an order to fill
+ * its file waits for it. A window is a part of the pack that is read into memory at once. It
+ * contains ordered members that are close together. Each order then copies its file from the
+ * window. */
 #include "copy/pack.h"
 
 #include <errno.h>
@@ -17,26 +18,27 @@
 #include "shared/clock.h"
 #include "shared/xxh3.h"
 
-/* The length [bytes] of the longest window, counted from the start of its first page. */
+/* Maximum length [bytes] of a window, counted from the beginning of its first page. */
 #define WINDOW_BYTES MONARCH_CHUNK
-/* The length [bytes] of the longest window that is read for a file in use. This limit is lower than
+/* Maximum length [bytes] of a window that is read for a file in use. It is smaller than
  * WINDOW_BYTES, because a program waits for the file until the whole window is read. */
 #define SHORT_WINDOW_BYTES (256UL * 1024)
-/* Maximum number of windows in memory at a time. Threads copy from some of them; the others contain
- * members whose orders no thread has begun. */
+/* Maximum number of windows in memory at the same time. A window stays in memory while threads copy
+ * from it, or while it contains members that orders still wait for. */
 #define WINDOWS 32
-/* A gap of at most this size [bytes] between two ordered members is always read too, so that
- * members with only a header between them are in one window. A larger gap is read only if the
- * ordered members before it in the window are together at least as long as the gap. So at most
- * about half of a read is wasted. */
+/* A window also contains the gaps between its ordered members. A gap of at most this size [bytes],
+ * such as a header, is always accepted. A larger gap is accepted only if the ordered members before
+ * it in the window have at least the size of the gap. So at most about half of the bytes of a
+ * window are read in vain. */
 #define JOINED_BYTES (16UL * 1024)
-/* Further ordered members are looked for among this many members before and after a window. There
- * can be some before the window, because the threads may begin orders out of sequence. */
+/* Further ordered members are searched among this many members before and after a window. Members
+ * before it may be ordered too, because threads do not always begin orders in the pack's
+ * sequence. */
 #define LOOKS_BACK 64
-/* After a failed read, the pack is not read for this long [ns]. */
+/* After a failed read, the pack is not read again for this long [ns]. */
 #define RETRY_NS 10000000000ULL
-/* A thread that waits for another thread's read checks at this interval [ns] whether the engine
- * stops. */
+/* While a thread waits for another thread to read a window, it checks at this interval [ns] whether
+ * the engine is stopping. */
 #define LOOK_NS 50000000L
 
 enum window_state { EMPTY, READING, READY };
@@ -46,7 +48,7 @@ struct window {
     uint64_t at, length; /* in the pack */
     char *bytes;
     unsigned users; /* number of threads that copy from the window */
-    uint32_t left;  /* number of the window's members that orders wait for */
+    uint32_t left;  /* number of members in the window that orders wait for */
     uint64_t used;  /* value of pack.uses when the window was last used */
 };
 
@@ -54,7 +56,7 @@ struct pack {
     int fd;
     struct statx identity; /* attributes of the pack when the daemon opened it */
     uint64_t count;
-    struct monarch_member *members; /* in the order of their positions in the pack */
+    struct monarch_member *members; /* sorted by their positions in the pack */
     uint64_t slots;                 /* a power of 2 */
     uint32_t *slot;                 /* hash table: index + 1 of a member; 0: empty */
     pthread_mutex_t lock;
@@ -77,8 +79,8 @@ static int64_t find(const struct pack *p, uint64_t hash, uint64_t size, int64_t 
     return -1;
 }
 
-/* Fills the hash table. If several members have the same name, the last one counts, as it does for
- * tar. */
+/* Fills the hash table. If several members have the same name, the table contains the last one,
+ * which is also the one that tar extracts. */
 static void index_members(struct pack *p) {
     for (uint64_t n = 0; n < p->count; n++) {
         uint64_t i = p->members[n].hash & (p->slots - 1);
@@ -88,8 +90,8 @@ static void index_members(struct pack *p) {
     }
 }
 
-/* Makes a pack, which then owns the descriptor. Returns NULL if memory is exhausted; the descriptor
- * then still belongs to the caller. */
+/* Makes a pack, which takes over the descriptor. Returns NULL if memory is exhausted; then the
+ * caller must still close the descriptor. */
 static struct pack *new_pack(int fd, uint64_t n, const struct monarch_member *members) {
     struct pack *p = calloc(1, sizeof *p);
     uint64_t slots = 2;
@@ -112,7 +114,8 @@ static struct pack *new_pack(int fd, uint64_t n, const struct monarch_member *me
     p->fd = fd;
     memcpy(p->members, members, n * sizeof *members);
     index_members(p);
-    /* turns the kernel's read-ahead off, because read_window itself requests each window */
+    /* turns the kernel's read-ahead off, because read_window requests exactly the bytes that are
+     * needed */
     posix_fadvise(p->fd, 0, 0, POSIX_FADV_RANDOM);
     return p;
 }
@@ -178,8 +181,8 @@ static int is_in_group(const struct monarch_control *c, uint32_t gid) {
     return 0;
 }
 
-/* Returns whether the file's mode lets the owner of the session read the file. The check is needed
- * because the owner may be able to read the pack but not the file at the source. */
+/* Returns whether the file's mode permits the session's user to read the file. The check is needed
+ * because this user can read the pack, but perhaps not the file itself. */
 static int may_read(const struct monarch_engine *e, const struct monarch_entry *entry) {
     const struct monarch_control *c = e->control;
     if (!c || c->reads_everything)
@@ -238,8 +241,8 @@ void monarch_pack_meet(struct monarch_engine *e, struct job *job) {
     if (p->error != ESTALE) {
         job->pack = p;
         job->member = (uint32_t)member;
-        /* If the order is to ask a peer first, it needs the member only if the peer fails. So the
-         * order is not noted as waiting for the member yet. */
+        /* An order that asks a peer first needs the member only if the peer fails. So do not note
+         * yet that the order waits for the member. */
         if (job->peer[0] < 0)
             await_member(p, job->member);
     }
@@ -251,9 +254,9 @@ static void empty(struct window *w) {
     *w = (struct window){.state = EMPTY};
 }
 
-/* Returns an empty window. If there is none, empties the least recently used of the windows that no
- * thread uses and no order needs. Returns NULL if there is no such window either. A window that an
- * order needs is kept, because it would have to be read again. */
+/* Returns an empty window. If none is empty, empties the least recently used window that no thread
+ * uses and no order needs. Returns NULL if there is no such window. A window that an order needs is
+ * kept, because it would have to be read again. */
 static struct window *free_window(struct pack *p) {
     struct window *oldest = NULL;
     for (int i = 0; i < WINDOWS; i++) {
@@ -273,17 +276,17 @@ static int is_to_read(struct pack *p, uint64_t member) {
     return p->is_ordered[member] && !window_of(p, &p->members[member]);
 }
 
-/* Goes back from `member` over members that are to be read, but over at most LOOKS_BACK members.
- * Returns the member that it reaches. This is `member` itself if the member directly before it is
- * not to be read. */
+/* Returns the first member of the run of members to be read (is_to_read) that ends directly before
+ * `member`. Looks at no more than LOOKS_BACK members. Returns `member` itself if the run is
+ * empty. */
 static uint64_t first_beside(struct pack *p, uint64_t member) {
     for (int n = 0; n < LOOKS_BACK && member && is_to_read(p, member - 1); n++)
         member--;
     return member;
 }
 
-/* Sets the bounds of a window that begins with this member and ends with an ordered member. most:
- * the maximum length [bytes], WINDOW_BYTES or SHORT_WINDOW_BYTES. */
+/* Sets the bounds of a window: it begins with this member, and ends with the last ordered member
+ * that fits into it. most: the maximum length [bytes], WINDOW_BYTES or SHORT_WINDOW_BYTES. */
 static void extend(struct pack *p, struct window *w, uint64_t member, uint64_t most) {
     const struct monarch_member *m = p->members;
     uint64_t end = end_of(&m[member]), wanted = m[member].size;
@@ -304,8 +307,8 @@ static void extend(struct pack *p, struct window *w, uint64_t member, uint64_t m
     w->length = end - w->at;
 }
 
-/* Prepares a window that contains this member; fill_window then reads the window. Returns NULL if
- * no window is free, or if memory is exhausted. */
+/* Prepares a window that contains this member, but does not read it yet (fill_window). Returns NULL
+ * if no window is free, or if memory is exhausted. */
 static struct window *begin_window(struct pack *p, uint64_t member, uint64_t most) {
     uint64_t first = first_beside(p, member);
     struct window *w = free_window(p);
@@ -339,9 +342,8 @@ static int look_again(const struct pack *p) {
     return is_same ? 0 : ESTALE;
 }
 
-/* Reads a window, and then checks that the pack has not changed since its members were listed. For
- * this check, the server is asked for the pack's attributes after the last byte was read. Returns 0
- * or an errno. */
+/* Reads a window. Then asks the server for the pack's attributes, to check that the pack has not
+ * changed since its members were listed. Returns 0 or an errno. */
 static int read_window(struct monarch_engine *e, struct pack *p, const struct window *w) {
     off_t at = (off_t)w->at, n = (off_t)w->length;
     struct visit v = monarch_visit(e, MONARCH_ENDPOINT_OF_SOURCES);
@@ -357,8 +359,8 @@ static int read_window(struct monarch_engine *e, struct pack *p, const struct wi
     return got == n ? look_again(p) : ESTALE;
 }
 
-/* Stores the errno of a read, or 0. ESTALE is never overwritten: a pack that has changed is not
- * read any more. The caller holds the lock. */
+/* Stores the errno of a read, or 0. ESTALE is never overwritten, because a pack that has changed
+ * must not be read again. The caller holds the lock. */
 static void note_error(struct pack *p, int error) {
     if (p->error == ESTALE)
         return;
@@ -366,7 +368,8 @@ static void note_error(struct pack *p, int error) {
     p->retry_ns = monarch_now_ns() + RETRY_NS;
 }
 
-/* Reads a prepared window. The caller holds the lock, which is released during the read. */
+/* Reads a window that begin_window has prepared. The caller holds the lock, which is released
+ * during the read. */
 static void fill_window(struct monarch_engine *e, struct pack *p, struct window *w) {
     pthread_mutex_unlock(&p->lock);
     int error = read_window(e, p, w);
@@ -385,10 +388,10 @@ static int is_in_order(struct pack *p) {
     return !p->error || (p->error != ESTALE && monarch_now_ns() > p->retry_ns);
 }
 
-/* Reads a further window while this thread waits for its own window `w`, which another thread is
- * reading. With several reads at once, the source's latency matters less. The new window begins
- * with the first ordered member after `w` that is in no window. Returns 1 if it has read a window,
- * and 0 if there is nothing to read or no window is free. */
+/* Reads another window while another thread is reading the window `w`, for which this thread waits.
+ * Several reads at the same time hide the source's latency. The new window begins with the first
+ * ordered member after `w` that is in no window. Returns 1 if a window was read, and 0 if there is
+ * nothing to read or no window is free. */
 static int read_ahead(struct monarch_engine *e, const struct job *job, struct pack *p,
                       const struct window *w) {
     uint64_t next = job->member + 1, end = w->at + w->length;
@@ -439,8 +442,8 @@ static struct window *ready_window(struct monarch_engine *e, const struct job *j
     return NULL;
 }
 
-/* Notes that no order waits for the job's member any more. If no order or thread needs the member's
- * window either, empties the window. The caller holds the lock. */
+/* Notes that the job's order no longer waits for its member. Also empties the member's window if no
+ * other order or thread needs the window. The caller holds the lock. */
 static void leave(struct pack *p, struct job *job) {
     struct window *w = window_of(p, &p->members[job->member]);
     if (p->is_ordered[job->member] && w && w->left)
@@ -451,7 +454,7 @@ static void leave(struct pack *p, struct job *job) {
     job->pack = NULL;
 }
 
-/* Reads a single member into `buffer`, and keeps no window. Returns 0 or an errno. */
+/* Reads a single member into `buffer`, without a window. Returns 0 or an errno. */
 static int read_alone(struct monarch_engine *e, struct pack *p, const struct monarch_member *m,
                       char *buffer) {
     struct window alone = {.at = m->offset, .length = m->size, .bytes = buffer};

@@ -7,15 +7,15 @@
 struct pack;
 
 /* Looks up the order's file in the pack of its source. If a member has the file's name, size and
- * time of modification, and the session's owner may read the file, sets job->pack. The order then
- * reads this member instead of the file. Only files of one unit are looked up: larger files gain
- * little. Call this before another thread sees the order. */
+ * time of modification, and the session's user is permitted to read the file, sets job->pack. The
+ * fill then reads this member instead of the file. Only files of one unit are looked up, because
+ * larger files gain little. Call this before another thread can see the order. */
 void monarch_pack_meet(struct monarch_engine *e, struct job *job);
 /* Reads the whole file of the order from job->pack into `buffer`. Returns 0. Returns -1 if the pack
  * has changed or cannot be read; the caller must then read the file itself. */
 int monarch_pack_read(struct monarch_engine *e, struct job *job, char *buffer);
-/* Notes that the order no longer needs its member. Repeated calls, and calls for orders without a
- * pack, do nothing. */
+/* Notes that the order no longer needs its member. Does nothing if the order has no pack or was
+ * noted before. */
 void monarch_pack_leave(struct job *job);
 /* Frees the pack and closes its descriptor. NULL is allowed. */
 void monarch_pack_free(struct pack *p);

@@ -21,9 +21,10 @@
 
 /* --- limits ----------------------------------------------------------------------------------- */
 
-/* Reserves the next free span of time for `n` bytes or operations, of which `per_s` are allowed
- * each second. Returns the time at which the span begins. Time that has passed cannot be reserved
- * any more, except for the last 20 ms. This tolerance makes up for threads that wake late. */
+/* Implements a rate limit of `per_s` bytes or operations a second: reserves the next free span of
+ * time for `n` of them, and returns the time at which the span begins. A span may begin up to 20 ms
+ * in the past, so that threads which wake late do not lower the rate. Earlier unused time is
+ * lost. */
 static uint64_t take_span(uint64_t *next_ns, uint64_t n, uint64_t per_s) {
     const uint64_t slack_ns = 20000000;
     uint64_t span = (uint64_t)((unsigned __int128)n * 1000000000 / per_s), now = monarch_now_ns();
@@ -35,9 +36,8 @@ static uint64_t take_span(uint64_t *next_ns, uint64_t n, uint64_t per_s) {
     return begin;
 }
 
-/* Sleeps until `when_ns`, or until the engine stops. If the permitted rate is low, the sleep may be
- * long. So this function sleeps in steps of at most 50 ms, and checks after each step whether the
- * engine is stopping. */
+/* Sleeps until `when_ns`, or until the engine stops. The sleep may be long if the permitted rate is
+ * low. So the thread wakes at least every 50 ms and checks whether the engine is stopping. */
 static void sleep_until(const struct monarch_engine *e, uint64_t when_ns) {
     for (uint64_t now;
          !__atomic_load_n(&e->stopping, __ATOMIC_RELAXED) && (now = monarch_now_ns()) < when_ns;) {
@@ -88,7 +88,7 @@ uint64_t monarch_inode_of(int fd, uint64_t *dev) {
 static int open_source(struct monarch_engine *e, const struct job *job, int *status) {
     monarch_acquire_rate(e, 0);
     int flags = O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
-    /* Where O_NOATIME is permitted, it keeps the access time at the source unchanged. */
+    /* O_NOATIME keeps the access time at the source unchanged, but may be forbidden (EPERM). */
     int fd = openat(job->source_root, job->path, flags | O_NOATIME);
     if (fd < 0 && errno == EPERM)
         fd = openat(job->source_root, job->path, flags);
@@ -97,10 +97,9 @@ static int open_source(struct monarch_engine *e, const struct job *job, int *sta
         *status = is_gone ? MONARCH_SOURCE_CHANGED : MONARCH_SOURCE_ERROR;
         return -1;
     }
-    /* The attributes that the kernel cached at the open are enough here, because the server is
-     * asked after the last byte is read. But with some file systems, the kernel learns a file's
-     * size only when the server is asked. So if the cached attributes differ from the catalog's,
-     * the server is asked now. */
+    /* Here, the attributes that the kernel cached at the open are sufficient, because the server is
+     * asked after the last byte is read. But some file systems do not cache a file's size at the
+     * open. So if the cached attributes differ from the catalog's, ask the server now. */
     if (!is_as_catalogued(&job->entry, fd, AT_STATX_DONT_SYNC) &&
         !is_as_catalogued(&job->entry, fd, AT_STATX_FORCE_SYNC)) {
         close(fd);
@@ -108,8 +107,8 @@ static int open_source(struct monarch_engine *e, const struct job *job, int *sta
         errno = 0;
         return -1;
     }
-    /* Turns the kernel's read-ahead off. Units are read in any order, so read-ahead would also
-     * request units that were already read. */
+    /* Turns the kernel's read-ahead off, because units may be read in any sequence: read-ahead
+     * would also request units that were already read. */
     if (job->entry.size > MONARCH_UNIT)
         posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
     return fd;
@@ -150,23 +149,23 @@ int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) 
 
 /* --- how fast the sources are ----------------------------------------------------------------- */
 
-/* If a small file is opened and read in less time than this [ns], its source is probably fast. A
- * local disk or the page cache needs less time. A network file system needs more, because its
+/* If the open and the read of a small file together take less time than this [ns], the file was
+ * probably on a local disk or in the page cache. A network file system takes longer, because its
  * server is asked twice: for the open, and for the bytes. */
 #define FAST_NS 300000
-/* If the read of a small file takes less time than this [ns], its bytes were probably in the page
- * cache: an earlier read, or the open, has loaded them. */
+/* If the read of a small file takes less time than this [ns], its bytes were probably already in
+ * the page cache, loaded by an earlier read or by the open. */
 #define CACHED_NS 150000
-/* A share (see `note`) has this value if its condition holds for all recent files of the source. */
+/* The value of a fraction (see `note`) that means all recent files of a source. */
 #define SHARE_ALL 1024U
-/* After this number of fills from a source, its bit in `fast_sources` is reliable. */
+/* After this number of fills from a source, the source's bit in `fast_sources` is reliable. */
 #define JUDGED 32U
-#define SHARE_STEP 32U /* a share is a running mean over about this many files */
+#define SHARE_STEP 32U /* a fraction is a running mean over about this many files */
 
-/* Counts one more file in *mean, the share of a source's recent files for which a condition holds.
- * is_true: whether the condition holds for this file. If the share then exceeds one half, sets the
- * source's bit in *bits, otherwise clears the bit. If two threads write the share at the same time,
- * one of their files is not counted. */
+/* Updates *mean, the fraction of a source's recent files for which a condition is true, with one
+ * more file. is_true: whether the condition is true for this file. Then sets the source's bit in
+ * *bits if the fraction exceeds one half, otherwise clears the bit. If two threads update the same
+ * fraction at the same time, one of the two files is not counted. */
 static void note(uint32_t *mean, uint32_t *bits, unsigned source, int is_true) {
     uint32_t share = __atomic_load_n(mean, __ATOMIC_RELAXED), bit = 1U << source;
     share = share - share / SHARE_STEP + (is_true ? SHARE_ALL / SHARE_STEP : 0);
@@ -195,23 +194,24 @@ void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone)
 /* For a file of at least this many bytes, O_DIRECT saves more processor time than its two calls of
  * fcntl take. */
 #define DIRECT_BYTES 16384
-/* While O_DIRECT is better for a source, every PROBED-th file that could be read with O_DIRECT is
- * read through the page cache instead. If these reads show that most of the source's files are in
- * the page cache, all its files are read through the page cache again. */
+/* While files of a source are read with O_DIRECT, every PROBED-th of them is read through the page
+ * cache instead. If most of these reads find the file already in the page cache, all files of the
+ * source are read through the page cache again. */
 #define PROBED 32
-/* A read with O_DIRECT transfers whole blocks of a disk. A block has at most this many bytes. */
+/* A read with O_DIRECT must have a multiple of the disk's block size. A block has at most this many
+ * bytes. */
 #define DIRECT_ROUND 4096
 
-/* Returns whether the fill's file, which has `n` bytes, may be read with O_DIRECT. It must have
- * only one unit, and be neither in use nor small (DIRECT_BYTES). A file of several units is read
- * through the page cache, because programs may read it there at the same time. A file in use is
- * read through the page cache, because its bytes are there if a program has read it. */
+/* Returns whether this read of `n` bytes may use O_DIRECT. It must read a whole file of one unit,
+ * which has at least DIRECT_BYTES and is not in use. A file of several units is read through the
+ * page cache, because programs may be reading it there at the same time. A file in use is read
+ * through the page cache, because a program may already have loaded it. */
 static int may_read_directly(const struct fill *f, uint64_t n) {
     const struct job *job = f->job;
     return f->units == 1 && n == job->entry.size && n >= DIRECT_BYTES && !job->result.in_use;
 }
 
-/* Returns whether to use O_DIRECT for the source's next file that may be read with O_DIRECT. */
+/* Returns whether to use O_DIRECT now, for a file of this source that may be read in this way. */
 static int is_direct_better(struct monarch_engine *e, unsigned source) {
     uint32_t sources = __atomic_load_n(&e->awaited_sources, __ATOMIC_RELAXED) &
                        ~__atomic_load_n(&e->buffered_sources, __ATOMIC_RELAXED);
@@ -219,9 +219,9 @@ static int is_direct_better(struct monarch_engine *e, unsigned source) {
            __atomic_add_fetch(&e->awaited_files[source], 1, __ATOMIC_RELAXED) % PROBED;
 }
 
-/* Reads the whole file, of `n` bytes, with O_DIRECT into `buffer`, which is page-aligned and has
- * MONARCH_CHUNK bytes. Returns whether all bytes were read. If not, the file system does not
- * support this read, the file is shorter, or the source has failed. */
+/* Reads a whole file of `n` bytes with O_DIRECT into `buffer`, which is page-aligned and has
+ * MONARCH_CHUNK bytes. Returns whether all bytes were read. The result is 0 if the file system does
+ * not support O_DIRECT here, if the file is now shorter, or if the source has failed. */
 static int read_directly(int fd, char *buffer, uint64_t n) {
     size_t whole = (n + DIRECT_ROUND - 1) / DIRECT_ROUND * DIRECT_ROUND;
     int flags = fcntl(fd, F_GETFL);
@@ -254,11 +254,10 @@ ssize_t monarch_read_fully(int fd, char *buf, size_t n, off_t at) {
     return (ssize_t)done;
 }
 
-/* Reads with RWF_DONTCACHE, which makes the kernel drop the pages that each read loads. If these
- * pages stayed, the pages of many small files would fill the memory, and finding free pages would
- * take as long as copying. A call of posix_fadvise after each file is no alternative. It may have
- * to wait for every core, and it would also drop pages that other processes have read.
- * RWF_DONTCACHE does not drop such pages. */
+/* Reads with RWF_DONTCACHE, which makes the kernel drop the pages that this read loads. Otherwise,
+ * the pages of many small files would fill the memory, and finding free pages would take as long as
+ * copying. POSIX_FADV_DONTNEED after each file is no alternative: the call may have to wait for
+ * every core, and would also drop pages that other processes have loaded. */
 ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int fd, char *buf,
                             size_t n, off_t at) {
     size_t done = 0;
@@ -284,8 +283,8 @@ int monarch_is_handed(const struct job *job) {
     return __atomic_load_n(&job->handed, __ATOMIC_ACQUIRE) >= 0;
 }
 
-/* Returns whether `fd`, which a program has opened, is a descriptor of the order's file, and can be
- * read. */
+/* Returns whether `fd`, a descriptor that a program has handed over, can be used: it must be open
+ * for reading only, without O_DIRECT, and its file must be the order's file. */
 static int is_usable(const struct monarch_engine *e, const struct job *job, int fd) {
     uint64_t dev = e->control->source[job->entry.source].dev;
     int flags = fcntl(fd, F_GETFL);
@@ -320,8 +319,8 @@ int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status) {
     if (there >= 0)
         return there;
     int fd = monarch_open_source(e, f->job, status);
-    /* Several threads may find at the same time that the peer is gone. Each of them then opens the
-     * file. Only one of the descriptors is kept. */
+    /* If several threads need the source's file at the same time, each of them opens it. Only one
+     * of the descriptors is kept. */
     if (fd >= 0 &&
         !__atomic_compare_exchange_n(&f->from, &there, fd, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
         close(fd);
@@ -335,9 +334,9 @@ static void note_read(struct monarch_engine *e, uint64_t n) {
     monarch_note_source(e);
 }
 
-/* Reads from a program's descriptor. The bytes count as read from the source only if this thread
- * slept during the read, which means that it waited for the source. Bytes that the program has just
- * read come from the page cache without a wait. */
+/* Reads from a program's descriptor. Bytes that the program has just read usually come from the
+ * page cache without a wait. If this thread slept during the read, it waited for the source, so
+ * only then are the bytes counted as read from the source. */
 static ssize_t read_handed(struct monarch_engine *e, struct fill *f, int from, char *buffer,
                            uint64_t n, uint64_t at) {
     struct rusage before, after;
@@ -351,16 +350,16 @@ static ssize_t read_handed(struct monarch_engine *e, struct fill *f, int from, c
     return got;
 }
 
-/* Replaces `from`, a descriptor that a program has handed over. Called if this descriptor must be
- * closed now (monarch_is_recalled). Opens the file at the source anew, and moves the new descriptor
- * to the number `from`. The number stays the same, because other threads may be reading from it.
- * Returns 0, or -1 if the file could not be opened; *status and errno say why. */
+/* Replaces `from`, a descriptor that a program has handed over and that must be closed now
+ * (monarch_is_recalled). Opens the file at the source anew, and moves the new descriptor to the
+ * number `from`. The number stays the same, because other threads may be reading from it. Returns
+ * 0, or -1 if the file could not be opened; *status and errno say why. */
 static int give_back(struct monarch_engine *e, struct fill *f, int from, int *status) {
     uint64_t began_ns = monarch_now_ns();
     int own = monarch_open_source(e, f->job, status), handed = from;
     if (own < 0)
         return -1;
-    /* A fill of one unit is used by only one thread, so source_ns needs no lock. */
+    /* Only one thread works on a fill of one unit, so source_ns needs no lock. */
     if (f->units == 1)
         f->source_ns += monarch_now_ns() - began_ns;
     if (__atomic_compare_exchange_n(&f->job->handed, &handed, -1, 0, __ATOMIC_SEQ_CST,

@@ -1,4 +1,4 @@
-/* Opens and reads the file of an order at the source, checks whether it is still the file that the
+/* Opens and reads an order's file at the source. Checks that the file is still the version that the
  * catalog describes, and obeys the rate limits for sources. If a program has handed over a
  * descriptor of the file, the file is read from this descriptor, which is then closed. */
 #pragma once
@@ -8,13 +8,13 @@
 /* Waits until the rate limits allow one more operation and `n` more bytes at the sources. */
 void monarch_acquire_rate(struct monarch_engine *e, uint64_t n);
 /* Opens the order's file at the source. Returns -1 on failure, with the reason in *status and the
- * error in errno. errno is 0 if the opened file is not the one that the catalog describes. Several
- * threads may open the file for one order. */
+ * error in errno. errno is 0 if the file was opened, but differs from the catalog's description.
+ * Several threads may open the file for the same order. */
 int monarch_open_source(struct monarch_engine *e, const struct job *job, int *status);
 /* Notes that a source has just answered an open or a read. */
 void monarch_note_source(struct monarch_engine *e);
-/* Returns the inode number of a regular file and stores its device in *dev, both from cached
- * attributes. Returns 0 if `fd` is no regular file. */
+/* Returns the inode number of a regular file and stores its device in *dev. Reads only the
+ * attributes that the kernel has cached. Returns 0 if `fd` is no regular file. */
 uint64_t monarch_inode_of(int fd, uint64_t *dev);
 /* Checks whether the file is still the version that the catalog describes. If it is, returns 0; all
  * bytes that were read before this call then belong to this version. If the file has changed,
@@ -24,42 +24,43 @@ int monarch_source_is_unchanged(struct job *job, int fd);
 /* Reads `n` bytes at offset `at`, or fewer at the end of the file. Returns the number of bytes, or
  * -errno. */
 ssize_t monarch_read_fully(int fd, char *buf, size_t n, off_t at);
-/* Like monarch_read_fully, but for a source's file. The pages that were read do not stay in the
- * page cache, if the kernel supports this. */
+/* Like monarch_read_fully, but for a source's file. If the kernel supports it, the pages that this
+ * read loads do not stay in the page cache. */
 ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int fd, char *buf,
                             size_t n, off_t at);
 int monarch_drops_behind(const struct monarch_engine *e, const struct job *job);
 int monarch_can_drop_behind(void); /* whether the kernel can safely drop pages after a read */
-/* Notes how long the open and the read of a one-unit file took at its source. If more than half of
- * the recent files took less than FAST_NS (source_file.c), the source counts as fast. */
+/* Notes how long the open and the read of a one-unit file took at its source. A source is marked as
+ * fast if more than half of its recent files took less than FAST_NS (source_file.c). */
 void monarch_note_speed(struct monarch_engine *e, unsigned source, uint64_t ns);
-/* Notes whether the kernel had already dropped pages of a file that a program had just read. If
- * this happened to more than half of the source's recent files, the source counts as pageless.
- * Programs then hand over only one in 128 of its files, to find out whether the kernel keeps the
- * pages again. */
+/* Notes whether the kernel had already dropped pages of a file that a program had just read. A
+ * source is marked as pageless if this happened to more than half of its recent files. Programs
+ * then hand over only one in 128 of its files, which shows whether the kernel keeps pages again. */
 void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone);
 
 /* --- the descriptor of a fill ----------------------------------------------------------------- */
 
 /* Returns whether the order has a descriptor that a reader has handed over. */
 int monarch_is_handed(const struct job *job);
-/* Closes a descriptor of the order's file. If a reader has handed it over, also ends the claim. */
+/* Closes a descriptor of the order's file. If a reader has handed over this descriptor, also ends
+ * the reader's claim (shared/claims.h). */
 void monarch_close_source(struct monarch_engine *e, struct job *job, int fd);
 /* Closes the descriptor that a reader has handed over to the order, if there is one. */
 void monarch_close_handed(struct monarch_engine *e, struct job *job);
-/* Returns a descriptor of the order's file. If a reader has handed over a descriptor that can be
- * used, returns that one; otherwise opens a new one. On failure, returns -1 and sets *status and
- * errno as monarch_open_source does. */
+/* Returns a descriptor of the order's file: the one that a reader has handed over, if it can be
+ * used, otherwise a new one. On failure, returns -1 and sets *status and errno as
+ * monarch_open_source does. */
 int monarch_take_source(struct monarch_engine *e, struct job *job, int *status);
 /* Returns the descriptor of the fill's file at the source. The first call opens the file. On
  * failure, returns -1 and sets *status and errno as monarch_open_source does. */
 int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status);
 /* Call this during a fill that reads from the descriptor `from`. If a reader has handed over
- * `from`, and this descriptor must be closed now (monarch_is_recalled), replaces it: afterwards,
- * the number `from` stands for a descriptor that this process has opened itself. Returns 0, or -1
- * if the file could not be opened; *status and errno say why. */
+ * `from`, and the reader's open file must be closed now (monarch_is_recalled), opens the file anew
+ * and moves the new descriptor to the number `from`. Returns 0, or -1 if the file could not be
+ * opened; *status and errno say why. */
 int monarch_give_back_recalled(struct monarch_engine *e, struct fill *f, int from, int *status);
-/* Reads `n` bytes, beginning at the offset `at`, through the fill's descriptor (`from`). Counts the
- * bytes that the source had to send. Returns the number of bytes, or -errno. */
+/* Reads `n` bytes at the offset `at` through the fill's descriptor `from`. Counts them as bytes
+ * from the sources, unless a handed-over descriptor gave them without a wait. Returns the number of
+ * bytes, or -errno. */
 ssize_t monarch_read_part(struct monarch_engine *e, struct fill *f, int from, char *buffer,
                           uint64_t n, uint64_t at);

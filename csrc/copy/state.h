@@ -9,8 +9,8 @@ struct monarch_writer;
 struct endpoint;
 struct pack;
 
-/* Maximum number of bytes that one read or one write transfers. With this many bytes, the cost of
- * the system call itself does not matter. With more, the first bytes would no longer be in the
+/* Maximum number of bytes of one read or write. With this many bytes, the cost of the system call
+ * itself does not matter. With more, the first bytes would no longer be in the processor's
  * second-level cache when they are hashed and written. */
 #define MONARCH_CHUNK (1024 * 1024)
 
@@ -19,40 +19,41 @@ struct monarch_engine {
     uint64_t block_bytes;
     uint64_t counts[MONARCH_COUNTS]; /* atomic; indexed by enum monarch_count */
     int stopping;                    /* atomic */
-    /* Atomic. An order names a peer by its index in this array. NULL: no peer has this index. */
+    /* Atomic. An order names a peer by the peer's index in this array. NULL: no peer has this
+     * index. */
     struct monarch_peer *peers[MONARCH_MAX_PEERS];
-    /* The copies that this node offers to its peers. NULL if it offers none. Atomic. A peer that
-     * waits for a file is woken after each unit of the file. */
+    /* Atomic. The copies that this node offers to its peers; NULL if it offers none. The copying
+     * threads wake the requests of peers that wait here for bytes of a file. */
     struct monarch_holdings *holdings;
-    /* Serves waiting readers. A thread calls this function while it has to wait for a peer.
-     * `buffer` has MONARCH_CHUNK bytes. */
+    /* Serves other waiting readers. A thread calls this function while its own fill waits for a
+     * peer. `buffer` has MONARCH_CHUNK bytes. */
     void (*serve_readers)(struct monarch_engine *e, char *buffer);
-    /* bytes_per_s, ops_per_s: the most bytes and operations per second that are requested from the
+    /* bytes_per_s, ops_per_s: the maximum numbers of bytes and operations per second at the
      * sources; 0: no limit. next_byte_ns, next_op_ns: atomic; the times from which the next byte
      * and the next operation may be requested [ns of CLOCK_MONOTONIC]. */
     uint64_t bytes_per_s, ops_per_s, next_byte_ns, next_op_ns;
-    /* The writer through which finished copies are published. NULL: the caller publishes them when
-     * it takes the results. */
+    /* The writer through which finished copies are published. NULL: Python publishes them when it
+     * takes the results. */
     struct monarch_writer *writer;
     struct monarch_control *control;
-    /* atomic: a bit per source, set if the pages of its files stay in the page cache after a
-     * read */
+    /* atomic: a bit per source, set if a read cannot keep its pages out of the page cache
+     * (monarch_read_source) */
     uint32_t kept_sources;
     struct monarch_clients *clients;
     struct monarch_fills *fills;
     /* by source: the source's pack (copy/pack.h); NULL if it has none */
     struct pack *pack[MONARCH_MAX_SOURCES];
-    /* Measured throughput (copy/flow.h). Element 0 is for all sources together; the elements after
-     * it are for the peers, in the order of their numbers. */
+    /* Measured throughput (copy/flow.h). Element 0 is for all sources together; the following
+     * elements are for the peers, sorted by their numbers. */
     struct endpoint *endpoint;
-    /* All atomic, by source. fast: the share of recent files that were fast (monarch_note_speed).
-     * pageless: the share of recent files whose pages were gone (monarch_note_pages). awaited: the
-     * share of recent files whose bytes were not in the page cache yet, so that the read waited for
-     * the source. `awaited` counts only files that could have been read with O_DIRECT, but were
-     * read through the page cache. */
+    /* All atomic, by source; each is a fraction of the source's recent files. fast: files that were
+     * copied quickly (monarch_note_speed). pageless: files that the kernel had already dropped from
+     * the page cache (monarch_note_pages). awaited: files that were not in the page cache yet, so
+     * that the read waited for the source. `awaited` counts only files that could have been read
+     * with O_DIRECT, but were read through the page cache. */
     uint32_t fast[MONARCH_MAX_SOURCES], pageless[MONARCH_MAX_SOURCES], awaited[MONARCH_MAX_SOURCES];
-    /* Both atomic, a bit per source. awaited_sources: set if the source's element of `awaited`
-     * exceeds one half. buffered_sources: set if the source's files cannot be read with
+    /* Both atomic, a bit per source. awaited_sources: set if more than half of the source's recent
+     * files waited (`awaited`). buffered_sources: set if the source's files cannot be read with
      * O_DIRECT. */
     uint32_t awaited_sources, buffered_sources;
     /* atomic, by source: the number of files that could be read with O_DIRECT while the source's

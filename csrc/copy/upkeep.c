@@ -13,11 +13,11 @@
 #include "shared/buffer.h"
 #include "shared/xxh3.h"
 
-/* The number of bytes of a copy that one call of page_in reads into memory. */
+/* Number of bytes that one call of page_in reads. */
 #define PART_BYTES (4 * MONARCH_CHUNK)
 
-/* Computes the checksum that a fill records: the XXH3-64 of the file's block sums, each of which is
- * the XXH3-64 of one block. */
+/* Computes a file's checksum in the same way as a fill: the XXH3-64 of the file's block sums, where
+ * a block sum is the XXH3-64 of one block. */
 static int sum_of(struct monarch_engine *e, struct job *job, int fd, char *buffer, uint64_t *sum) {
     uint64_t size = job->entry.size, block = e->block_bytes, blocks = (size + block - 1) / block;
     int of_source = job->result.kind == MONARCH_COMPARE;
@@ -106,7 +106,7 @@ static void drop(struct monarch_engine *e, struct job *job) {
     job->result.status = MONARCH_DONE;
 }
 
-/* Returns whether all pages of a chunk are in memory. Does not touch the pages. */
+/* Returns whether all pages of a chunk are in the page cache. Loads no pages. */
 static int is_cached(int fd, uint64_t at, uint64_t n) {
     unsigned char pages[MONARCH_CHUNK / MONARCH_PAGE_BYTES] = {0};
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), count = (n + page - 1) / page;
@@ -120,10 +120,10 @@ static int is_cached(int fd, uint64_t at, uint64_t n) {
     return known;
 }
 
-/* Reads the next part of a copy into memory. Between two parts, the thread can do more urgent work.
- * The part is read with ordinary reads, and not by a request for read-ahead, because the kernel may
- * shorten such a request. A thread reads one part at a time, so the number of threads limits how
- * many parts are read at once. */
+/* Reads the next part of a copy into the page cache. Between two parts, the thread can do more
+ * urgent work. Uses ordinary reads instead of a request for read-ahead, because the kernel may
+ * shorten such a request. Also, ordinary reads limit the load on the tier: each thread reads one
+ * part at a time. */
 static void page_in(struct job *job, char *buffer) {
     uint64_t size = job->entry.size, end = job->result.bytes + PART_BYTES;
     int fd = open_copy(job);
@@ -132,7 +132,8 @@ static void page_in(struct job *job, char *buffer) {
         return;
     }
     posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
-    /* Since Linux 6.3, POSIX_FADV_NOREUSE keeps a read from marking the pages as recently used. */
+    /* Since Linux 6.3, POSIX_FADV_NOREUSE prevents reads from marking the pages as recently
+     * used. */
     posix_fadvise(fd, 0, 0, POSIX_FADV_NOREUSE);
     end = end < size ? end : size;
     while (job->result.bytes < end && job->result.error == 0) {

@@ -144,9 +144,8 @@ void monarch_engine_settle(struct monarch_engine *e) {
     for (struct job *job; (job = monarch_pop(&p->told)); free_job(job))
         monarch_free_slot(p, job);
     if (p->free_slots > free_before && free_before <= MONARCH_SLOTS_OF_SOURCE)
-        /* A fill from a peer begins only if more than MONARCH_SLOTS_OF_SOURCE slots are free.
-         * Before this call, too few slots were free. Now such a fill may begin, so wake the
-         * threads. */
+        /* Fills from peers could not begin, because they must leave MONARCH_SLOTS_OF_SOURCE slots
+         * free. Now more slots are free, so wake the threads. */
         monarch_unlock_and_ring(p);
     else
         pthread_mutex_unlock(&p->lock);
@@ -181,7 +180,7 @@ int monarch_engine_reads_sources(struct monarch_engine *e) {
     return reads;
 }
 
-/* Ends unfinished fills. Call this once no thread works on them any more. */
+/* Ends unfinished fills as failed. Call this after all threads have ended. */
 static void abandon_fills(struct pool *p) {
     for (struct fill *f; (f = p->fills);) {
         p->fills = f->next;
@@ -197,8 +196,9 @@ static void free_orders(struct queue *q) {
         ;
 }
 
-/* Wakes all threads of this origin, so that they see that the engine is stopping. Does not rely on
- * the bell's count of sleeping threads, because a client may have overwritten it. */
+/* Wakes all threads of this origin (the sources or the peers), so that they see that the engine is
+ * stopping. Wakes them even if the bell's count of sleeping threads is 0: a client can write to the
+ * bell, so the count may be wrong. */
 static void ring_all(struct pool *p, enum monarch_origin origin) {
     struct monarch_bell *bell = &p->shared.clients->engine[origin];
     __atomic_fetch_add(&bell->rings, 1, __ATOMIC_SEQ_CST);
@@ -215,8 +215,8 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
     for (int origin = 0; origin < MONARCH_ORIGINS; origin++)
         ring_all(p, origin);
     for (int i = 0; i < MONARCH_MAX_PEERS; i++)
-        /* Close the connections to the peer. Otherwise, if the peer sends an answer byte by byte, a
-         * thread could wait for it until the answer's time limit. */
+        /* Close the connections to the peer. Otherwise a peer that sends its answer very slowly
+         * could keep a thread waiting until the time limit of the answer. */
         if (e->peers[i])
             monarch_peer_hang_up(e->peers[i]);
     for (int i = 0; i < p->peer_threads; i++)
@@ -248,10 +248,10 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
     return 0;
 }
 
-/* Sets two parameters of malloc to constants. M_MMAP_THRESHOLD is the size from which a block gets
- * its own mapping; by default, glibc raises it whenever such a block is freed. M_ARENA_MAX limits
- * the arenas; by default, each thread gets one. With these defaults, the process would keep the
- * freed memory of a scan or a manifest forever. */
+/* Fixes two parameters of malloc. Without this call, the process would keep the freed memory of a
+ * scan or a manifest forever, because of two defaults of glibc. First, glibc gives a large block
+ * its own mapping, but raises the size limit M_MMAP_THRESHOLD whenever such a block is freed.
+ * Second, glibc makes new arenas for new threads; M_ARENA_MAX limits their number. */
 void monarch_limit_malloc(void) {
     mallopt(M_MMAP_THRESHOLD, 128 * 1024);
     mallopt(M_ARENA_MAX, 2);
@@ -268,7 +268,7 @@ struct scheduling {
 
 void monarch_set_scheduling(void) {
     struct scheduling now;
-    /* A kernel that does not support time slices of a thread's own reports none. */
+    /* A kernel that does not support a time slice per thread reports a slice of 0. */
     if (syscall(SYS_sched_getattr, 0, &now, sizeof now, 0) != 0 || !now.runtime_ns ||
         (now.policy != SCHED_OTHER && now.policy != SCHED_BATCH))
         return;

@@ -63,7 +63,7 @@ static void forget(struct pool *p, const struct job *job) {
         }
 }
 
-/* Searches a bucket's list from `job` on. Returns the first order for the entry, or NULL. */
+/* Searches a bucket's list from `job` on. Returns the first order for the entry `id`, or NULL. */
 static struct job *next_for(struct job *job, uint64_t id) {
     while (job && job->result.id != id)
         job = job->same;

@@ -1,8 +1,8 @@
-/* Start-time fair queueing (Goyal et al., 1996): the smaller a rank's share is, the later the rank
- * is due again after one of its readers was served. */
+/* Start-time fair queueing (Goyal et al., 1996) of waiting readers, by rank. After one of a rank's
+ * readers was served, the rank is due again LAP / share later in virtual time. */
 #include "engine/fair_queue.h"
 
-/* Virtual time between two services of a rank with share 1. */
+/* The virtual time from one service of a rank with share 1 to the rank's next service. */
 #define LAP (1ULL << 24)
 
 static_assert(MONARCH_DEMANDS == 256,
@@ -25,8 +25,8 @@ void monarch_line_up(struct line *l, const struct fair_queue *q, const uint64_t 
     l->is_known = 0;
 }
 
-/* Returns the demand in a slot; 0 if the slot has none, or if a thread already serves the
- * demand. */
+/* Returns the demand in the slot `place`: the value by which a reader says what it waits for.
+ * Returns 0 if the slot is empty, or if a thread already serves its demand. */
 static uint64_t look(const struct line *l, unsigned place) {
     uint64_t d = __atomic_load_n(&l->demand[place], __ATOMIC_ACQUIRE);
     return d == l->taken[place] ? 0 : d;
@@ -79,9 +79,9 @@ int monarch_next_waiting(struct line *l, struct waiting *w) {
             return 1;
         }
     }
-    /* All slots have been looked at, but `of_ranks` may still contain readers. No reader was
-     * yielded for a slot whose demand has ended, or was taken by a thread, since `of_ranks` was
-     * filled. Yield the remaining readers. */
+    /* All slots have been visited, but `of_ranks` may still contain readers. The reason: after
+     * `of_ranks` was filled, a slot's demand may have ended or been taken by a thread. Such a slot
+     * yields no reader. So yield the remaining readers now. */
     if (l->length) {
         *w = take_first(l);
         return 1;

@@ -1,19 +1,21 @@
-/* Start-time fair queueing of the waiting readers. Ranks are served in proportion to their shares.
- * No rank is starved. While any reader waits, some reader is served. The search for the next reader
- * goes through the demand slots. A reader that belongs to no rank is served when the search reaches
- * its slot. */
+/* Start-time fair queueing: decides which of the waiting readers is served next. A rank is a
+ * training process of this node, together with its child processes. Ranks are served in proportion
+ * to their shares, and no rank is starved. While any reader waits, some reader is served. Each
+ * waiting reader has written a demand into a slot. The search for the next reader visits the slots
+ * one after another. A reader that belongs to no rank is served when the search reaches its
+ * slot. */
 #pragma once
 
 #include "shared/catalog.h"
 
 struct fair_queue {
-    /* by rank (MONARCH_RANKS elements): the rank's share; 0: the rank's readers are treated like
-     * readers that belong to no rank */
+    /* for each of MONARCH_RANKS ranks, its share; 0: the rank's readers are treated like readers
+     * that belong to no rank */
     const uint32_t *share;
     uint64_t now;                /* virtual time: the due time of the rank that was served last */
     uint64_t due[MONARCH_RANKS]; /* virtual time at which each rank is due next */
-    /* by rank: the slot at which the search for the rank's next reader begins. It follows the slot
-     * of the rank's reader that was served last. */
+    /* for each rank: the slot at which the search for the rank's next reader begins. It is the slot
+     * after that of the rank's reader that was served last. */
     uint8_t next[MONARCH_RANKS];
 };
 
@@ -36,18 +38,18 @@ struct waiting {
     uint8_t rank;   /* 0: no rank */
 };
 
-/* Iterator over the waiting readers in the order in which they are to be served. It goes through
- * the demand slots. If a slot's reader has no rank, the iterator yields this reader. If a slot's
- * reader has a rank, the iterator yields a reader of the rank that is due first, which may be a
- * different rank. */
+/* Iterator over the waiting readers, in the sequence in which they are to be served. It visits the
+ * demand slots one after another. If a slot's reader has no rank, the iterator yields this reader.
+ * If a slot's reader has a rank, the iterator yields a reader of the rank that is due first, which
+ * may be a different rank. */
 struct line {
     const struct fair_queue *queue;
     /* Both arrays are indexed by demand slot. demand: the demand in the slot. taken: the demand
      * that a thread already serves. If a slot's two elements are equal, its reader is skipped. */
     const uint64_t *demand, *taken;
     unsigned first, passed; /* slots [first, first + passed) have been looked at */
-    /* number of readers in `of_ranks`. This array is filled when the iterator reaches the first
-     * reader that has a rank. */
+    /* number of readers in `of_ranks`. When the iterator reaches the first reader that has a rank,
+     * it puts all readers that have ranks into this array, and sets is_known to 1. */
     unsigned length;
     int is_known;
     struct waiting of_ranks[MONARCH_DEMANDS];
@@ -57,5 +59,6 @@ void monarch_line_up(struct line *l, const struct fair_queue *q, const uint64_t 
                      const uint64_t *taken, unsigned first);
 /* Stores the next reader in *w. Returns 0 if there are no more readers. */
 int monarch_next_waiting(struct line *l, struct waiting *w);
-/* Charges the reader's rank for one service; returns the slot at which the next search starts. */
+/* Notes that this reader is served: moves its rank's due time. Returns the slot at which the next
+ * search starts. */
 unsigned monarch_served_reader(const struct line *l, struct fair_queue *q, const struct waiting *w);

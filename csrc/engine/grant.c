@@ -21,16 +21,15 @@ static unsigned state_of(const struct monarch_catalog *c, uint64_t id) {
     return id < c->count ? MONARCH_WORD_STATE(monarch_entries(c)[id].word) : MONARCH_BYPASS;
 }
 
-/* Returns whether a client or a peer wants a copy of the file, and there is neither a copy nor a
- * fill. */
+/* Returns whether the file has no copy and no fill, and a client or a peer wants a copy. */
 static int is_asked_for(const struct pool *p, const struct monarch_catalog *c, uint64_t id) {
     unsigned state = state_of(c, id);
     return state == MONARCH_WANTED ||
            (state == MONARCH_ABSENT && monarch_is_requested(p->shared.clients, id));
 }
 
-/* Orders a fill of the entry; returns whether it did. The caller holds the writer's lock and the
- * pool's lock. */
+/* Orders a fill of the entry's file, if the grant allows the fill. Returns whether the fill was
+ * ordered. The caller holds the writer's lock and the pool's lock. */
 static int order(struct pool *p, struct monarch_catalog *c, uint64_t id) {
     struct job *job = monarch_place_granted(p, c, id);
     if (job)
@@ -38,16 +37,18 @@ static int order(struct pool *p, struct monarch_catalog *c, uint64_t id) {
     return job != NULL;
 }
 
-/* Orders a fill of the file for which the reader waits, if the grant allows it. Returns 1 if Python
- * must order the fill, or find out why there can be no fill; otherwise 0. c: the catalog; NULL if
- * the writer's lock could not be taken, so that the file's state is unknown. */
+/* Orders a fill of the file for which the reader waits, if the grant allows the fill. Returns 1 if
+ * the work is left to Python, which then orders the fill or finds out why it is impossible.
+ * Otherwise returns 0. c: the catalog; NULL if the caller did not get the writer's lock, so that
+ * the file's state is unknown. */
 static int is_left(struct pool *p, const struct waiting *reader, struct monarch_catalog *c) {
     struct grant *g = &p->grant;
     uint64_t id = monarch_demand_entry(reader->demand);
     if (!is_still_there(p, reader))
         return 0;
-    /* A file that is FILLING and has no order is either about to be filled, or was just filled. So
-     * do not order a fill now; the demand is looked at again after the next grant. */
+    /* If the file is FILLING but has no order in a queue, its fill is about to be queued, or has
+     * just ended. So do not order another fill. Threads look at the demand again after the next
+     * grant. */
     int is_filling = c && state_of(c, id) == MONARCH_FILLING;
     g->refused[reader->place] = reader->demand;
     g->is_early[reader->place] = !g->holds || is_filling;
@@ -55,14 +56,14 @@ static int is_left(struct pool *p, const struct waiting *reader, struct monarch_
         return 0;
     if (!c || is_asked_for(p, c, id))
         return !(c && order(p, c, id));
-    /* This demand needs no fill: the state of its file changed before the demand was written. Wake
-     * the reader, which then checks the state again. */
+    /* The demand's file needs no fill: the file's state changed shortly before the reader wrote the
+     * demand. Wake the reader, so that it checks the state again. */
     monarch_answer(p->shared.clients, id, 0, MONARCH_FILL_UNITS);
     return 0;
 }
 
-/* Notes that there is work for the daemon's loop. Returns whether this is the first such note since
- * the loop's last rest; the caller must then wake the loop. */
+/* Notes that there is work for the daemon's loop. Returns 1 if this is the first such note after
+ * the loop last woke up. The caller must then wake the loop. */
 static int is_first(struct grant *g) {
     return !__atomic_exchange_n(&g->leaves, 1, __ATOMIC_SEQ_CST);
 }
@@ -74,8 +75,8 @@ void monarch_end_rest(struct pool *p) {
 
 void monarch_order_demanded(struct pool *p, struct worker *me, int looks) {
     struct monarch_writer *w = p->shared.writer;
-    /* The wait for this lock has a time limit, because the lock is held for a long time while the
-     * catalog grows. */
+    /* Waits only a short time for the writer's lock, because another thread holds it for a long
+     * time while the catalog grows. */
     int has_writer = monarch_lock_soon(w);
     int is_any = 0;
     pthread_mutex_lock(&p->lock);
@@ -123,8 +124,8 @@ void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct
             g->refused[i] = 0;
     memset(g->is_early, 0, sizeof g->is_early);
     g->holds = e->writer != NULL;
-    /* While there was no grant, demands were left without an order. With the new grant, threads can
-     * order fills for them, so wake the threads. */
+    /* While there was no grant, threads could order no fills for new demands. Now they can, so wake
+     * the threads. */
     monarch_unlock_and_ring(p);
     if (p->listener)
         p->listener->granted(p);
@@ -142,8 +143,8 @@ uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_place
     return n;
 }
 
-/* tell_homes stores this many homes at a time. Between these batches it releases the lock, so that
- * other threads can take the lock. */
+/* tell_homes holds the writer's lock while it stores this many homes. Then it releases the lock for
+ * a moment, so that other threads can take the lock. */
 #define TOLD_AT_ONCE 4096
 
 static unsigned home_of(const struct monarch_home *home) {
@@ -152,7 +153,8 @@ static unsigned home_of(const struct monarch_home *home) {
     return home->storage == MONARCH_IN_TIERS ? MONARCH_OWN : 0;
 }
 
-/* Writes each file's home into the catalog, where programs see it too (monarch_set_home). */
+/* Writes into the catalog which node keeps each file (its home), so that programs know it too
+ * (monarch_set_home). */
 static void tell_homes(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                        const struct monarch_home *homes) {
     for (uint64_t i = 0; i < n;) {

@@ -51,15 +51,15 @@ struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, i
 }
 
 /* --- orders in granted room --------------------------------------------------------------------
- * A file goes into the first tier that has enough room for it. This code decides as policy does
- * (monarch_py/policies/placement.py), and counts a file's bytes and inodes as policy does. */
+ * A file goes into the first tier that has enough room for it. This rule, and the count of the
+ * bytes and inodes that a file needs, are the same as in monarch_py/policies/placement.py. */
 
 /* Takes room for a file from the first tier whose granted room is large enough, and returns the
- * tier's number. Returns -1 if this code must not place the file; policy then decides about it.
+ * tier's number. Returns -1 if there is no such tier; Python then decides where the file goes.
  * is_staged: 1 if the file goes into the staging area, because this node does not keep it; 0 if it
- * goes into one of the other tiers. The grant may cover only a part of a tier's room (is_part). A
- * file that exceeds this part may still fit into the tier, so later tiers are not tried, and the
- * result is -1. */
+ * goes into one of the other tiers. If only a part of a tier's room was granted (is_part), a file
+ * that is too large for this part may fit into the rest. So the search stops at such a tier, and
+ * the result is -1. */
 static int take_room(struct grant *g, uint64_t size, int is_staged) {
     for (uint32_t t = 0; t < g->tiers && size < LARGEST; t++) {
         struct monarch_room *room = &g->room[t];
@@ -78,9 +78,9 @@ static int take_room(struct grant *g, uint64_t size, int is_staged) {
     return -1;
 }
 
-/* Sets the peers that a fill asks, by the rule of Nodes.asked (monarch_py/daemon/nodes/nodes.py),
- * and marks the peer that is known to have the whole file. Returns where this node keeps the
- * file. */
+/* Stores in `asked` the peers that a fill of the file asks, by the rule of Nodes.asked
+ * (monarch_py/daemon/nodes/nodes.py). Adds MONARCH_HAS_IT to a peer that is known to have the whole
+ * file. Returns where this node keeps its copy of the file. */
 static enum monarch_storage find_home(const struct pool *p, uint64_t id,
                                       int32_t asked[MONARCH_ASKED]) {
     const struct grant *g = &p->grant;
@@ -116,8 +116,8 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
     if (!g->holds || g->placed_count == MONARCH_PLACED)
         return NULL;
     struct monarch_entry *e = &monarch_table(c)[id];
-    /* If e->word contains the number of a copy, this copy is of an older version of the file. The
-     * copy must be removed before a fill. */
+    /* A copy number in e->word means that there is a copy of an older version of the file. That
+     * copy must be removed before the file is filled. */
     if (e->kind != MONARCH_FILE || MONARCH_WORD_COPY(e->word))
         return NULL;
     enum monarch_storage storage = find_home(p, id, asked);
@@ -128,8 +128,8 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
     struct job *job =
         monarch_new_order(p, c, MONARCH_FILL, id, (uint32_t)tier, g->next_copy, 0, asked);
     if (!job) {
-        /* The file's room is already subtracted from the grant, although no fill will use it. End
-         * the grant here; the next one has correct numbers. */
+        /* The file's room was already subtracted from the grant, but no fill will use it. So end
+         * this grant. The next grant has correct numbers. */
         g->holds = 0;
         return NULL;
     }
@@ -140,9 +140,9 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
 
 /* --- queues ----------------------------------------------------------------------------------- */
 
-/* Adds `more` to the counters that the order belongs to. A PAGE_IN, which reads a copy into memory,
- * is not counted in `pending`: nothing waits for its end, and it is no sign that fills are under
- * way. */
+/* Adds `more` (1 or -1) to the counters of orders whose results Python has not taken. A PAGE_IN,
+ * which reads a copy into memory, is not counted in `pending`: this counter shows whether fills are
+ * under way, and nothing waits for a PAGE_IN. */
 void monarch_count(struct pool *p, const struct job *job, int more) {
     if (job->result.kind != MONARCH_PAGE_IN)
         p->pending[job->result.in_use][monarch_origin_of(job)] += (uint64_t)(int64_t)more;
@@ -161,8 +161,8 @@ void monarch_enqueue(struct pool *p, struct queue to[], int in_use, struct job *
 }
 
 /* Moves the orders of `fresh`, which no other thread sees yet, into the queues `to`. Returns the
- * number of orders. If a descriptor waits for an order, the order goes into the queue of files in
- * use instead. There it does not wait behind orders for files that no program uses yet. */
+ * number of orders. If a handed-over descriptor waits for an order, the order goes into the queue
+ * for files in use. So it need not wait for orders whose files no program uses yet. */
 static int enqueue_all(struct pool *p, struct queue to[], int in_use, struct queue *fresh) {
     int made = (int)fresh->length;
     pthread_mutex_lock(&p->lock);
@@ -179,8 +179,9 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
                           const uint64_t *copies, const uint64_t *sums, const int32_t *peers) {
     struct pool *p = (struct pool *)e;
     struct queue fresh = {NULL, NULL, 0};
-    /* Each order contains a copy of its entry. The lock is needed while the entry is read, because
-     * another thread that publishes a copy may clear the `copy_ino` of any entry. */
+    /* monarch_new_order reads each entry and stores its values in the order. This needs the
+     * writer's lock, because another thread that publishes a copy may clear the `copy_ino` of any
+     * entry. */
     if (e->writer)
         pthread_mutex_lock(&e->writer->lock);
     for (uint64_t i = 0; i < n; i++) {
@@ -225,8 +226,8 @@ uint64_t monarch_engine_withdraw(struct monarch_engine *e, uint64_t n, const uin
     pthread_mutex_lock(&p->lock);
     for (uint64_t i = 0; i < n; i++) {
         struct job *job = monarch_queued_fill(p, ids[i]);
-        /* Do not withdraw an order whose file a program uses. If the order has a handed-over
-         * descriptor, or if such a descriptor waits for the order, a program has read the file. */
+        /* Do not withdraw an order whose file is in use. A handed-over descriptor, in the order or
+         * waiting for the order, also shows that a program has read the file. */
         if (!job || job->result.in_use || job->is_kept || job->handed >= 0)
             continue;
         monarch_unqueue(p, job);

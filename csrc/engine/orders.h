@@ -1,25 +1,27 @@
-/* Makes orders from the catalog, queues them and withdraws them. Each order is either one that
- * policy has submitted, or a fill in room that policy has granted. */
+/* Makes orders for the copying threads from catalog entries, queues them and withdraws them. Either
+ * the daemon has submitted an order, or a thread orders a fill in room that the daemon has
+ * granted. */
 #pragma once
 
 #include "engine/entries.h"
 
-/* Makes an order for an entry of `c`. No other thread sees the order yet. Returns NULL if memory is
- * exhausted. The parameters are those of monarch_engine_submit. The caller holds the writer's
- * lock. */
+/* Makes an order for an entry of `c`, but does not queue it. Returns NULL if memory is exhausted.
+ * The parameters are those of monarch_engine_submit. The caller holds the writer's lock. */
 struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, int kind,
                               uint64_t id, uint32_t tier, uint64_t copy, uint64_t sum,
                               const int32_t *peers);
-/* Makes the order to fill a file that has no copy and no fill. The caller holds the writer's lock
- * and the pool's lock, and puts the order into a queue. Returns NULL if the grant does not allow
- * the fill. */
+/* Makes an order to fill a file that has no copy and no fill. The caller must queue the order.
+ * Returns NULL if the grant does not allow the fill. The caller holds the writer's lock and the
+ * pool's lock. */
 struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uint64_t id);
-/* If a single peer has sent the whole file in this fill, notes that the peer has the file. In later
- * fills of the file, this peer need not wait for the source, so the speed of these fills counts in
- * the peer's measured flow (copy/flow.h). The caller holds the pool's lock. */
+/* If a single peer has sent the whole file in this fill, notes that this peer has the file. In a
+ * later fill of the file, the peer need not wait for the source, so that fill shows the peer's own
+ * speed. Its duration therefore counts in the peer's measured throughput (copy/flow.h). The caller
+ * holds the pool's lock. */
 void monarch_note_giver(struct pool *p, const struct monarch_result *fill);
 /* Puts the order into one of the queues `to`; to[i] is the queue for orders of the origin i (enum
- * monarch_origin). The caller holds the pool's lock, and wakes threads afterwards (schedule.h). */
+ * monarch_origin). in_use: whether a program uses the file. The caller holds the pool's lock, and
+ * wakes threads afterwards (schedule.h). */
 void monarch_enqueue(struct pool *p, struct queue to[], int in_use, struct job *job);
 /* Adds the order to the counts of orders whose results Python has not taken (more = 1), or removes
  * it from these counts (more = -1). The caller holds the pool's lock. */

@@ -1,4 +1,5 @@
-/* The copying threads and their shared state: queues, fills, the grant. */
+/* The copying threads and the state that they share: queues of orders, unfinished fills, and the
+ * grant. */
 #pragma once
 
 #include <pthread.h>
@@ -14,13 +15,14 @@ struct queue {
     uint64_t length;
 };
 
-/* In one search for work, a thread notes at most this many demands whose files have no order. */
+/* A thread's search for work may find demands whose files have no order. It notes at most this
+ * many. */
 #define MONARCH_UNORDERED 8
 
-/* The room that policy has granted. The pool's lock protects all fields except the atomic ones.
- * While there is a grant, only the engine's threads set entries to FILLING. While there is no
- * grant, only Python does. So the engine and Python never decide about the same entry at the same
- * time. */
+/* The room in the tiers in which the engine's threads may order fills themselves. The pool's lock
+ * protects all fields except the atomic ones. While there is a grant, only the engine's threads set
+ * entries to FILLING. While there is none, only Python does so. So the two never decide about the
+ * same entry at the same time. */
 struct grant {
     int holds;           /* whether there is a grant now */
     uint32_t iterations; /* iterations of the daemon's loop so far; atomic */
@@ -36,43 +38,44 @@ struct grant {
     /* the fills that the engine has ordered since Python last took this list */
     struct monarch_placed placed[MONARCH_PLACED];
     uint64_t placed_count;
-    /* By demand slot: the latest demand in this slot whose file had no order when a thread looked
-     * at the demand. Threads skip this demand from then on, even if a fill was ordered. */
+    /* By demand slot: the last demand in this slot that a thread found without an order for its
+     * file. Threads do not try again to order a fill for this demand. */
     uint64_t refused[MONARCH_DEMANDS];
-    /* By demand slot: 1 if the threads skip the demand in `refused` only until the next grant. That
-     * is the case if there was no grant, or the file was FILLING, when a thread looked at the
-     * demand. */
+    /* By demand slot: 1 if threads may try again, after the next grant, for the demand in
+     * `refused`. It is set if there was no grant, or the file was FILLING, when a thread looked at
+     * the demand. */
     uint8_t is_early[MONARCH_DEMANDS];
-    /* futex, atomic: set to 1 when the engine leaves work to the daemon's loop. The loop sleeps on
-     * it between two iterations, and resets it to 0 when that sleep ends */
+    /* Futex, atomic: set to 1 when the engine leaves work to the daemon's loop. The loop sleeps on
+     * this futex between two iterations, and resets it to 0 when it wakes up. */
     uint32_t leaves;
 };
 
-/* Number of buckets in each hash table in which queued orders or fills are looked up by entry. A
- * search through the queues would take too long: the order that a reader waits for may be far from
- * the front. */
+/* Number of buckets in each hash table that finds queued orders or fills by entry. A search through
+ * a queue would take too long, because the order for which a reader waits may be far from the
+ * front. */
 #define MONARCH_BUCKETS 1024
-/* Number of slots reserved for fills from the source. Fills from peers must leave them free,
- * because other nodes wait for files that this node reads from the source. */
+/* Number of the MONARCH_FILL_SLOTS slots that are reserved for fills from the source. Fills from
+ * peers must not use them, because other nodes wait for files that this node reads from the
+ * source. */
 #define MONARCH_SLOTS_OF_SOURCE (MONARCH_FILL_SLOTS / 4)
 
-/* Roles (bits): the work that a thread takes. A wake-up selects sleeping threads by the bits
- * DOES_ALL and READS_AHEAD. */
+/* Roles: bits that say which kinds of work a thread does. A wake-up selects sleeping threads by the
+ * bits DOES_ALL and READS_AHEAD. */
 enum monarch_role {
     /* all work whose bytes come from the thread's origin (the sources or the peers), except
      * PAGE_INs */
     MONARCH_DOES_ALL = 1,
-    /* only work that readers wait for. A thread that looks for work between two parts of other work
-     * has only this role. */
+    /* only work that readers wait for. A thread that interrupts its current work to look for more
+     * urgent work uses this role alone. */
     MONARCH_DOES_DEMANDS = 2,
     /* PAGE_INs, which read copies into memory. Only half of the threads for the sources have this
      * role. A PAGE_IN may hang if a tier hangs, so the other half must stay free. */
     MONARCH_READS_AHEAD = 4,
 };
 
-/* Orders that were set aside. The number of threads that may ask one peer at the same time is
- * limited (can_ask_unasked in schedule.c). An order is set aside while the peer that it asks has
- * reached this limit. */
+/* Orders that were set aside. Only a limited number of threads may ask one peer at the same time
+ * (can_ask_unasked in schedule.c). While a peer has reached this limit, orders that ask this peer
+ * are set aside. */
 struct late {
     struct queue of[MONARCH_MAX_PEERS]; /* by peer: the orders that were set aside */
     /* Numbers of the peers whose queue may contain orders. Only the first `peers` elements are
@@ -81,14 +84,14 @@ struct late {
     unsigned peers;
 };
 
-/* Callbacks of csrc/handover. Readers hand over descriptors, and csrc/handover keeps these
- * descriptors until orders need them. */
+/* Callbacks of csrc/handover. Readers send the descriptors of files that they have read, and
+ * csrc/handover keeps these descriptors until orders need them. */
 struct listener {
     /* Called for each new order. Sets job->is_kept if a descriptor waits for the order. The caller
      * may hold the writer's lock. */
     void (*made)(struct pool *p, struct job *job);
-    /* Called before the order begins. Gives the waiting descriptor to the order, unless the program
-     * has asked the daemon to close the descriptor. */
+    /* Called before an order with is_kept begins. Gives the waiting descriptor to the order, unless
+     * the program has asked the daemon to close the descriptor. */
     void (*begins)(struct pool *p, struct job *job);
     /* Called after a grant was given. */
     void (*granted)(struct pool *p);
@@ -105,17 +108,17 @@ struct handovers;
 struct kept_table;
 
 struct pool {
-    /* must be the first member, because its address is used as the pool's address */
+    /* must be the first member, because a pointer to it is cast to a pointer to the pool */
     struct monarch_engine shared;
     pthread_mutex_t lock;
     /* done: orders that have a result; told: orders whose result Python has taken */
     struct queue urgent, in_use[MONARCH_ORIGINS], to_page_in, normal[MONARCH_ORIGINS], done, told;
     struct job *bucket[MONARCH_BUCKETS];
-    struct fill *fills; /* unfinished fills, in the order in which they are served */
+    struct fill *fills; /* unfinished fills, in the sequence in which they are served */
     struct fill *begun[MONARCH_BUCKETS]; /* the fills of `fills`, in hash buckets by entry */
     struct late late[2]; /* late[0]: normal orders; late[1]: orders for files in use */
-    /* Number of orders whose results Python has not taken. PAGE_INs are not counted. The first
-     * index is 0 for normal orders and 1 for orders for files in use; the second index is an enum
+    /* Number of orders whose results Python has not taken, without PAGE_INs. The first index is 1
+     * for orders whose files are in use, and 0 for all others. The second index is an enum
      * monarch_origin. */
     uint64_t pending[2][MONARCH_ORIGINS];
     uint32_t source_fills; /* number of FILLs from a source among the orders in `pending` */
@@ -126,13 +129,13 @@ struct pool {
     /* by rank: the rank's share of the threads of each origin; see fair_queue.h */
     uint32_t share[MONARCH_RANKS];
     struct fair_queue fair[MONARCH_ORIGINS];
-    int rung;           /* the daemon was rung for results, and has not taken them yet */
+    int rung;           /* the daemon was woken for results, and has not taken them yet */
     int awaits_results; /* the daemon waits for results (monarch_engine_await) */
     /* a stack: its first `free_slots` elements are the free slots of the fills segment */
     int slot[MONARCH_FILL_SLOTS];
-    /* Work is called unasked if no reader waits for it. Both fields are indexed by enum
-     * monarch_origin. width: how many threads at a time may do unasked work. unasked: how many
-     * threads do unasked work now. */
+    /* Work is called unasked if no reader waits for it. width: how many threads may do unasked work
+     * at the same time. unasked: how many threads do unasked work now. Both are indexed by enum
+     * monarch_origin. */
     uint32_t width[MONARCH_ORIGINS], unasked[MONARCH_ORIGINS];
     /* by peer: how many of the threads counted in `unasked` get their bytes from this peer */
     uint32_t unasked_at[MONARCH_MAX_PEERS];
@@ -141,19 +144,20 @@ struct pool {
     const struct listener *listener;
     struct handovers *handovers;
     struct kept_table *kept;
-    int rests; /* atomic: whether threads for the sources sleep after work (monarch_engine_width) */
+    /* atomic: whether threads for the sources sleep after each piece of unasked work
+     * (monarch_engine_width) */
+    int rests;
     int roots[MONARCH_MAX_SOURCES], copies[MONARCH_MAX_TIERS];
-    uint32_t stamped; /* a bit for each tier whose copies are stamped */
+    uint32_t stamped; /* a bit per tier, set if the tier's copies are stamped (monarch_stamp) */
     uint64_t salt;
     /* Threads for the sources are started as they are needed. threads: how many run (atomic).
      * most_threads: how many may run. */
     int threads, most_threads;
-    /* number of idle threads among those for the sources: [1] with the role READS_AHEAD, [0]
+    /* number of idle threads for the sources: resting[1] with the role READS_AHEAD, resting[0]
      * without it */
     int resting[2];
     int is_starting; /* a thread for the sources is starting others right now */
-    /* if the last attempt to start a thread failed: the earliest time of the next attempt; else
-     * 0 */
+    /* 0, or, if the last attempt to start a thread failed, the earliest time of the next attempt */
     uint64_t start_after_ns;
     /* number of threads for peers; these are worker[most_threads] and the following elements */
     int peer_threads;
@@ -165,10 +169,11 @@ struct pool {
         enum monarch_origin origin;
         int peer; /* the peer that the thread's work asks; -1: none */
         int is_at_work, is_unasked, unasked_peer;
-        /* the thread has left an order queued, because a program still reads the order's file */
+        /* the thread's last search has left an order queued, because a program is reading the
+         * order's file */
         int awaits_reader;
-        /* readers that this thread's last search for work has found, and whose files have no
-         * order */
+        /* waiting readers that this thread's last search for work has found, and whose files have
+         * no order */
         struct waiting unordered[MONARCH_UNORDERED];
         unsigned unordered_count;
         char *buffer; /* MONARCH_CHUNK bytes */

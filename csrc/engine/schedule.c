@@ -1,6 +1,6 @@
-/* Chooses the next work of each thread, by priority: first the units for which a reader waits, then
- * removals of copies, orders for files in use, PAGE_INs, and all other orders. Also decides which
- * threads are woken for new work. */
+/* Chooses the next work of each copying thread by priority, and the threads that are woken for new
+ * work. Units for which a reader waits have the highest priority. Then follow removals of copies,
+ * orders for files in use, PAGE_INs, and all other orders. */
 #include "engine/schedule.h"
 
 #include "clients/demands.h"
@@ -12,12 +12,12 @@
 
 /* The value of a fill's `next_unit` once all its units are claimed. */
 #define DONE UINT64_MAX
-/* Each peer has a share of the threads for peers (can_ask). Work that a reader waits for may exceed
- * the share of its peer, but only while more than this many threads are free. So the last free
- * threads are left to the other peers. */
+/* Each peer may occupy only a share of the threads for peers (can_ask). Work that a reader waits
+ * for may exceed its peer's share while more than this many threads are free. The last free threads
+ * are left to other peers. */
 #define KEPT_FREE 4
-/* Maximum number of orders that one search passes over. The search must be short, because the
- * pool's lock is held during it. */
+/* Maximum number of orders that one search skips. The search must be short, because the thread
+ * holds the pool's lock. */
 #define MOST_PASSED 64
 
 /* --- the next work ---------------------------------------------------------------------------- */
@@ -29,11 +29,11 @@ static void begins(struct pool *p, struct job *job, struct work *w) {
     *w = (struct work){.job = job};
 }
 
-/* Returns whether a thread may ask the order's peer. The number of threads that ask one peer may be
- * at most twice the number of free threads (dynamic thresholds: Choudhury and Hahne, 1998). So an
- * overloaded peer leaves some threads to the other peers, and a single busy peer gets two thirds of
- * all threads. at: the peer that the thread's work asks now; the thread may always stay with this
- * peer. */
+/* Returns whether one more thread may ask the order's peer. The limit for each peer is twice the
+ * number of threads that are free now (dynamic thresholds: Choudhury and Hahne, 1998). So a slow
+ * peer leaves some threads to the other peers, and a peer that is the only busy one gets two thirds
+ * of all threads. at: the peer that the thread asks now, or -1. The thread may always continue to
+ * ask this peer. */
 static int can_ask(const struct pool *p, int at, const struct job *job) {
     int peer = job->peer[0];
     return peer < 0 || peer == at || p->at[peer] < 2 * (p->peer_threads - p->away);
@@ -45,9 +45,9 @@ static int can_serve(const struct pool *p, int at, const struct job *job) {
     return can_ask(p, at, job) || p->peer_threads - p->away > KEPT_FREE;
 }
 
-/* Like can_ask, but for unasked work, which no reader waits for. At most `width` threads (struct
- * pool) do unasked work at the same time. The rule of can_ask also divides these threads among the
- * peers. So even if `width` is small, one slow peer leaves some of them to the other peers. */
+/* Like can_ask, but for unasked work, which no reader waits for. Only `width` threads (struct pool)
+ * may do unasked work at the same time, and one slow peer must not occupy all of them. So the rule
+ * of can_ask is also applied to these threads alone. */
 static int can_ask_unasked(const struct pool *p, const struct job *job) {
     uint32_t left = p->width[MONARCH_FROM_PEER] - p->unasked[MONARCH_FROM_PEER];
     return can_ask(p, -1, job) && (job->peer[0] < 0 || p->unasked_at[job->peer[0]] < 2 * left - 1);
@@ -69,8 +69,8 @@ static int has_slot(const struct pool *p, enum monarch_origin origin) {
     return p->free_slots > (origin == MONARCH_FROM_PEER ? MONARCH_SLOTS_OF_SOURCE : 0);
 }
 
-/* Returns the entry's queued order if its bytes come from this origin and it can begin now, else
- * NULL. */
+/* Returns the queued order for the entry if it can begin now and its bytes come from this origin,
+ * else NULL. */
 static struct job *queued(const struct pool *p, enum monarch_origin origin, uint64_t id) {
     struct job *job = has_slot(p, origin) ? monarch_order_of(p, id) : NULL;
     return job && monarch_origin_of(job) == origin ? job : NULL;
@@ -92,9 +92,9 @@ static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
     __atomic_store_n(&f->asked_ns, monarch_now_ns(), __ATOMIC_RELAXED);
     f->next_unit = unit + 1;
     f->asked_by = monarch_demand_rank(demand);
-    /* The unit's number is compared with both limits, because a client may write any number into
-     * its demand. A unit with a number of MONARCH_FILL_UNITS or more cannot be filled for a reader:
-     * its file has too many units for a map, so the copy cannot be read before it is complete. */
+    /* Check the unit's number, because a client may write any number into its demand. A file with
+     * more than MONARCH_FILL_UNITS units has no map of filled units. Readers cannot read its copy
+     * before the copy is complete, so no single unit is filled for them. */
     if (unit < f->units && unit < MONARCH_FILL_UNITS && !monarch_is_claimed(f, unit) &&
         !monarch_fill_is_over(f)) {
         if (!can_serve(p, me->peer, f->job))
@@ -106,17 +106,17 @@ static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
         return 1;
     }
     p->taken[reader->place] = demand;
-    /* If the unit is done, answer this demand here. The thread that filled the unit answers demands
-     * only once, when it completes the unit, and this demand may have been made later. Also answer
-     * a demand whose unit number is too large, because no thread fills such a unit. */
+    /* If the unit is already filled, answer the demand here. The thread that filled the unit
+     * answered demands only at that time, and this demand may be newer. Also answer a demand whose
+     * unit number is too large, because no thread fills such a unit. */
     if (unit >= f->units || unit >= MONARCH_FILL_UNITS ||
         __atomic_load_n(&f->map->done[unit / 64], __ATOMIC_SEQ_CST) >> (unit % 64) & 1)
         monarch_answer(p->shared.clients, f->job->result.id, unit, 1);
     return 0;
 }
 
-/* Returns whether a thread should try to order a fill for this demand, whose file has no order. A
- * demand that was refused before is not tried again. */
+/* Returns whether a thread should try to order a fill for this demand, whose file has no order. The
+ * result is 0 if a thread has already tried (grant.refused). */
 static int may_order(const struct pool *p, unsigned place, uint64_t demand) {
     return p->shared.writer && p->grant.refused[place] != demand;
 }
@@ -133,9 +133,9 @@ static int find_for(struct pool *p, struct worker *me, const struct waiting *rea
     return find_queued(p, me, id, w);
 }
 
-/* Finds work for a waiting reader. Readers are served in rotation: each search begins where the
- * last successful search ended. When the search reaches a reader that belongs to a rank, the ranks'
- * shares decide which rank's reader is served (fair_queue.h). */
+/* Finds work for a waiting reader. Each search begins at the slot where the last successful search
+ * ended, so readers are served in rotation. When the search reaches a reader that belongs to a
+ * rank, the ranks' shares decide which rank's reader is served (fair_queue.h). */
 static int find_demand(struct pool *p, struct worker *me, struct work *w) {
     struct fair_queue *queue = &p->fair[me->origin];
     struct line line;
@@ -158,11 +158,11 @@ static uint64_t unit_ahead(struct fill *f) {
     return n < f->units ? unit : DONE;
 }
 
-/* Chooses a fill for find_ahead. The candidates are the fills of this origin for which a reader has
- * waited and that have units left. Returns NULL if there is no candidate. Sets *first to the
- * candidate that comes first in the list of fills. If this candidate's reader belongs to no rank,
- * the candidate is also the result. Otherwise, all candidates whose readers belong to ranks are
- * compared, and the result is the candidate whose rank is due first. */
+/* Chooses a fill for find_ahead. A candidate is a fill of this origin that has unclaimed units and
+ * for which a reader has waited. Returns NULL if there is no candidate. Sets *first to the
+ * candidate that comes first in the list of fills. If the reader of this candidate belongs to no
+ * rank, returns this candidate. Otherwise, returns the candidate whose reader's rank is due
+ * first. */
 static struct fill *next_fill(const struct pool *p, enum monarch_origin origin,
                               struct fill **first) {
     const struct fair_queue *queue = &p->fair[origin];
@@ -184,9 +184,9 @@ static struct fill *next_fill(const struct pool *p, enum monarch_origin origin,
     return chosen;
 }
 
-/* Finds a unit to fill before a reader asks for it: a reader that has waited for one unit will soon
- * want the next units. The files for which readers have waited are served in rotation, one unit
- * each. */
+/* Finds a unit to fill before a reader asks for this unit. A reader that has waited for one unit of
+ * a file will soon want the next units. Files for which readers have waited are served in rotation,
+ * one unit at a time. */
 static int find_ahead(struct pool *p, enum monarch_origin origin, struct work *w) {
     for (struct fill *first = NULL, *f; (f = next_fill(p, origin, &first));) {
         uint64_t unit = unit_ahead(f);
@@ -202,15 +202,15 @@ static int find_ahead(struct pool *p, enum monarch_origin origin, struct work *w
     return 0;
 }
 
-/* Returns whether a thread can begin a block of this fill. Files for which a reader has waited are
- * copied unit by unit instead (find_ahead). */
+/* Returns whether a thread can begin the next block of this fill. If a reader has waited for the
+ * file, the result is 0, because find_ahead then chooses the file's units one by one. */
 static int has_block(const struct pool *p, enum monarch_origin origin, const struct fill *f) {
     return f->next_block < f->blocks && !f->asked_ns && !monarch_fill_is_over(f) &&
            monarch_origin_of(f->job) == origin && can_ask_unasked(p, f->job);
 }
 
-/* Finds a block to copy, among the fills for which no reader has waited. These fills are finished
- * one after the other. */
+/* Finds a block to copy in a fill for which no reader has waited. Takes the first such fill in the
+ * list, so that one file is finished before the next. */
 static int find_block(struct pool *p, enum monarch_origin origin, int in_use, struct work *w) {
     struct fill *f = p->fills;
     while (f && ((int)f->job->result.in_use != in_use || !has_block(p, origin, f)))
@@ -244,8 +244,8 @@ static void put_aside(struct late *late, struct job *job) {
     monarch_push(&late->of[peer], job);
 }
 
-/* Returns the first set-aside order whose peer may be asked now, or NULL. The search is short: each
- * peer that it skips is already asked by a thread, so it skips no more peers than there are
+/* Returns the first set-aside order whose peer may be asked now, or NULL. The search is short: it
+ * skips only peers that threads are asking now, so it skips no more peers than there are
  * threads. */
 static struct job *first_late(struct pool *p, int in_use) {
     struct late *late = &p->late[in_use];
@@ -267,8 +267,8 @@ static int waits_for_reader(const struct pool *p, const struct job *job, uint64_
 }
 
 /* Moves orders that must wait from the front of the queue to its end. An order must wait while a
- * program is reading the order's file at the source and will hand over its descriptor: a fill that
- * began now would open the file a second time. Returns whether the order that is first afterwards
+ * program is reading its file at the source and will hand over the descriptor. If the fill began
+ * now, it would open the file a second time. Returns whether the order that is then at the front
  * must wait too. */
 static int pass_over_read(const struct pool *p, struct queue *q) {
     uint64_t now = monarch_now_ns();
@@ -281,8 +281,8 @@ static int pass_over_read(const struct pool *p, struct queue *q) {
     return waits_for_reader(p, q->first, now);
 }
 
-/* Takes the next order, which the thread then begins. Before that, sets aside the orders at the
- * front of the queue that ask a peer which already has its share of the threads. */
+/* Takes the next order from the queues, so that the thread can begin it. First sets aside orders at
+ * the front of the queue if too many threads already ask their peers. */
 static int find_order(struct pool *p, struct worker *me, int in_use, struct work *w) {
     enum monarch_origin origin = me->origin;
     struct queue *q = in_use ? &p->in_use[origin] : &p->normal[origin];
@@ -311,7 +311,8 @@ static int is_within_width(const struct pool *p, enum monarch_origin origin) {
     return p->unasked[origin] < p->width[origin];
 }
 
-/* Takes work that no reader waits for: a unit ahead of a reader, a block, or an order. */
+/* Takes work that no reader waits for: a unit that a reader will soon want, a block, or an
+ * order. */
 static int find_unasked(struct pool *p, struct worker *me, int in_use, struct work *w) {
     enum monarch_origin origin = me->origin;
     int is_ahead = in_use && (origin == MONARCH_FROM_PEER || is_within_width(p, origin)) &&
@@ -319,8 +320,9 @@ static int find_unasked(struct pool *p, struct worker *me, int in_use, struct wo
     if (!is_ahead && (!is_within_width(p, origin) ||
                       !(find_block(p, origin, in_use, w) || find_order(p, me, in_use, w))))
         return 0;
-    /* Copying a unit from a peer, ahead of a reader, does not count as unasked work (p->unasked):
-     * the reader will soon wait for this unit, and there are enough threads for peers. */
+    /* A unit that find_ahead has chosen is not counted as unasked work (p->unasked) if it comes
+     * from a peer: a reader will soon wait for this unit, and there are enough threads for
+     * peers. */
     if (is_ahead && origin == MONARCH_FROM_PEER)
         return 1;
     me->is_unasked = 1;
@@ -339,8 +341,8 @@ static int find_any(struct pool *p, struct worker *me, uint32_t roles, struct wo
            find_unasked(p, me, 0, w);
 }
 
-/* Notes that the thread has finished its work. From then on, the thread counts as resting, and is
- * not counted as asking a peer. */
+/* Notes that the thread has finished its work: counts it as resting, and no longer as asking a
+ * peer. */
 static void rest(struct pool *p, struct worker *me) {
     go_to(p, me, -1);
     p->unasked[me->origin] -= (uint32_t)me->is_unasked;
@@ -367,28 +369,28 @@ int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct 
 
 /* --- which threads are woken ------------------------------------------------------------------ */
 
-/* A thread is woken only for work that it can do, and no work is left waiting while a thread that
- * could do it sleeps. The rules:
+/* A thread is woken only for work that it can do. No work waits while a thread that could do it
+ * sleeps. The rules:
  *
- *   - Work is added under the pool's lock. Then the bell of its origin is rung, which changes the
- *     bell's word and wakes one thread that could do the work. A thread reads the word before it
- *     looks for work, and sleeps only if the word is still the same. So a thread that looked just
- *     before the work was added does not fall asleep.
+ *   - Work is added under the pool's lock. Then the bell of the work's origin is rung: its word (a
+ *     futex) is changed, and one sleeping thread that could do the work is woken. A thread reads
+ *     this word before it looks for work, and sleeps only if the word has not changed. So a thread
+ *     that looked just before the work was added does not fall asleep.
  *   - A thread takes only one piece of the work that it finds. If sleeping threads could do some of
- *     the remaining work, the thread wakes one of them, but does not change the bell's word. Only
- *     the thread that added the work changes the word, and this is enough. If the word has already
- *     changed, all threads that are awake see the work before they sleep. If it has not, the thread
- *     that added the work will still ring, and so wake one more thread.
+ *     the remaining work, the thread wakes one of them, but does not change the bell's word. It is
+ *     enough that the thread which added the work changes the word. If the word has already
+ *     changed, all threads that are awake see the work before they sleep. If it has not changed
+ *     yet, the thread that added the work will still ring, and so wake one more thread.
  *   - A copying thread that adds work and looks for work next changes the word too, but wakes no
  *     thread of its own origin (monarch_unlock_and_look). It takes one piece of the work itself,
  *     and the second rule applies to the remaining work.
- *   - One case is an exception to the second rule: when a thread stops asking a peer, orders that
- *     were set aside because of this peer can begin. No thread adds work in this case, so the
- *     thread that has left the peer rings the bell itself.
- *   - A thread that has all roles of its origin and finds no work need not wake others, because
- *     there is nothing that they could do.
- *   - A demand whose file has no order counts as work of both origins, until a thread has ordered a
- *     fill of the file or left the file to the daemon's loop (grant.c). */
+ *   - The second rule has one exception. When a thread stops asking a peer, orders that were set
+ *     aside because of this peer can begin, although no thread has added work. So the thread that
+ *     has left the peer rings the bell itself.
+ *   - If a thread has all roles of its origin and finds no work, it need not wake others, because
+ *     they would find no work either.
+ *   - A demand whose file has no order is considered as work of both origins, until a thread has
+ *     ordered a fill of the file or left the file to the daemon's loop (grant.c). */
 
 static int has_demand(const struct pool *p, enum monarch_origin origin) {
     for (unsigned i = 0; i < MONARCH_DEMANDS; i++) {
@@ -437,8 +439,9 @@ void monarch_ring_one(struct pool *p, enum monarch_origin origin, uint32_t who) 
         monarch_bell_ring(&p->shared.clients->engine[origin], 1, who);
 }
 
-/* looks: the calling thread's origin if this thread looks for work next, else MONARCH_ORIGINS. No
- * other thread of the origin `looks` is woken. */
+/* Releases the pool's lock, and wakes one thread of each origin that has work. looks: the calling
+ * thread's origin if this thread looks for work next, else MONARCH_ORIGINS. No other thread of the
+ * origin `looks` is woken. */
 static void unlock_and_ring(struct pool *p, enum monarch_origin looks) {
     uint32_t who[MONARCH_ORIGINS];
     for (int origin = 0; origin < MONARCH_ORIGINS; origin++)

@@ -15,15 +15,15 @@ struct work {
     int leaves_nobody;
 };
 
-/* Returns the roles, as bits, of a thread that has finished its work and looks for more. */
+/* Returns the roles (bits) of a thread when it looks for work and has no other work. */
 uint32_t monarch_roles_of(const struct worker *me);
-/* Finds the most urgent work within `roles`. Returns 0 if there is none. A thread that interrupts
- * its current work passes MONARCH_DOES_DEMANDS alone. Any other roles mean that the thread has
- * finished its current work. */
+/* Finds the most urgent work of the kinds in `roles`. Returns 0 if there is none. A thread that
+ * interrupts its current work passes MONARCH_DOES_DEMANDS alone. With any other roles, the call
+ * also notes that the thread has finished its current work. */
 int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct work *w);
-/* Returns the roles, as bits, of the threads of this origin that could do some of the waiting work;
- * 0 if no work waits. The result may be nonzero although no work is left: a fill for which a reader
- * has waited counts as waiting work until a search has found that all its units are claimed. */
+/* Returns the roles (bits) of the threads that could do work that waits now, for this origin; 0 if
+ * no work waits. The result may be nonzero although no work is left. The reason: a fill for which a
+ * reader has waited is considered as work until a search finds that all its units are claimed. */
 uint32_t monarch_whom_it_needs(struct pool *p, enum monarch_origin origin);
 /* Wakes one thread that can do new work. who: the roles of the threads that can do the work, as
  * returned by monarch_whom_it_needs. */

@@ -16,14 +16,14 @@
 #include "shared/clock.h"
 #include "shared/doorbell.h"
 
-/* A daemon that waits for results (monarch_engine_await) is rung when this number of results of
- * published copies has accumulated. */
-#define RESULTS_AWAITED 64
-/* A daemon that does not wait for results is rung when this number of results of published copies
+/* If the daemon waits for results (monarch_engine_await), it is woken when this number of results
  * has accumulated. */
+#define RESULTS_AWAITED 64
+/* If the daemon does not wait for results, it is woken only when this number of results has
+ * accumulated. */
 #define RESULTS_AT_ONCE 512
-/* A daemon that waits for results is also rung when fewer orders than this are queued: the daemon
- * can then submit more orders before the threads run out of them. */
+/* If the daemon waits for results, it is also woken when fewer than this many orders are queued, so
+ * that it can submit more before the threads run out of orders. */
 #define ORDERS_LEFT 64
 /* For this long [ns] after a reader has waited for a unit of a file, threads copy the file unit by
  * unit, instead of in longer runs. */
@@ -39,16 +39,15 @@
  * times as long as the work took, but at most MOST_REST_NS. */
 #define REST 9
 #define MOST_REST_NS 2000000ULL
-/* If a thread could not be started (RLIMIT_NPROC, memory), the next attempt is made after this long
- * [ns]. */
+/* Pause [ns] before the next attempt if a thread could not be started (RLIMIT_NPROC, memory). */
 #define RETRY_NS 1000000000ULL
 
 #define EVERYTHING (MONARCH_DOES_ALL | MONARCH_READS_AHEAD)
 
-/* Returns whether to ring the daemon for this result. If the daemon was already rung and has not
- * yet taken the results, it is not rung again: it will take this result together with the others.
- * Results of published copies may accumulate, so that one iteration of the daemon's loop handles
- * many files. */
+/* Returns whether to wake the daemon for this result. A daemon that was woken and has not taken its
+ * results yet will take this result with them, so it is not woken again. If the engine has
+ * published the copy, its result is not urgent. Such results accumulate, so that one iteration of
+ * the daemon's loop handles many files. */
 static int rings_for(const struct pool *p, const struct job *job) {
     if (p->rung)
         return 0;
@@ -72,9 +71,8 @@ static void push_result(struct pool *p, struct job *job) {
     p->rung |= rings;
     ends_rest = !job->result.is_published && monarch_leaves_again(p, job);
     if (p->free_slots > free_before && free_before <= MONARCH_SLOTS_OF_SOURCE)
-        /* A fill from a peer begins only if more than MONARCH_SLOTS_OF_SOURCE slots are free.
-         * Before this call, too few slots were free. Now such a fill may begin, so wake the
-         * threads. */
+        /* Fills from peers could not begin, because they must leave MONARCH_SLOTS_OF_SOURCE slots
+         * free. Now more slots are free, so wake the threads. */
         monarch_unlock_and_ring(p);
     else
         pthread_mutex_unlock(&p->lock);
@@ -85,9 +83,9 @@ static void push_result(struct pool *p, struct job *job) {
 }
 
 /* Publishes the copy if it is complete, reports the order's result, and answers the readers that
- * wait for the file. The result is queued before the writer's lock is released. Python needs the
- * same lock to change the entry's word, and changes the word before it orders the removal of the
- * copy. So the result of a removal is always queued after this result. */
+ * wait for the file. The result is queued before the writer's lock is released, so that a later
+ * removal of the copy cannot have its result queued earlier. Python needs this lock to change the
+ * entry's word, which it does before it orders the removal. */
 static void finish(struct pool *p, struct job *job) {
     const struct monarch_engine *e = &p->shared;
     uint64_t id = job->result.id;
@@ -105,8 +103,8 @@ static void finish(struct pool *p, struct job *job) {
         monarch_answer(e->clients, id, 0, MONARCH_FILL_UNITS);
 }
 
-/* Notes that this thread no longer works on the fill. If the fill is finished and no other thread
- * works on it, ends the fill. */
+/* Notes that this thread no longer works on the fill. The last thread to leave a fill that is
+ * complete or has failed also ends the fill. */
 static void leave(struct pool *p, struct fill *f) {
     pthread_mutex_lock(&p->lock);
     int last = --f->users == 0 && monarch_fill_is_over(f);
@@ -139,9 +137,9 @@ static int look_once(struct worker *me, uint32_t roles, struct work *w) {
     int found = monarch_find_work(p, me, roles, w), has_left = was_at >= 0 && me->peer != was_at;
     if ((found || roles != all) && (has_left || __atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST)))
         who = monarch_whom_it_needs(p, origin);
-    /* This thread has the role DOES_ALL and found no work. So any work that still counts as waiting
-     * for this role is an order that cannot begin yet, because a program is still reading its file.
-     * No other thread could begin this order either, so none is woken for it. */
+    /* This thread has the role DOES_ALL, but found no work. If the queues still contain work for
+     * this role, it is an order that cannot begin yet, because a program is reading its file. No
+     * other thread could begin this order either, so wake none for it. */
     if (!found && !has_left && roles & MONARCH_DOES_ALL)
         who &= ~(uint32_t)MONARCH_DOES_ALL;
     pthread_mutex_unlock(&p->lock);
@@ -152,8 +150,8 @@ static int look_once(struct worker *me, uint32_t roles, struct work *w) {
     return found;
 }
 
-/* Finds the caller's next work. If the search finds demands whose files have no order, also orders
- * fills of these files. Returns 0 if there is no work. */
+/* Finds the caller's next work. Also orders fills for demands whose files have no order, if the
+ * search meets such demands. Returns 0 if there is no work. */
 static int find_next(struct worker *me, uint32_t roles, struct work *w) {
     int found;
     do {
@@ -170,8 +168,8 @@ static __thread struct worker *me;
 
 static void begin(struct pool *p, struct job *job, char *buffer, int depth);
 
-/* Serves demands in the middle of other work. If a demand makes this thread begin a new fill,
- * demands can interrupt that fill too. Fills nest in this way, at most DEEPEST levels deep. */
+/* Serves waiting readers in the middle of other work. For a reader, this thread may begin a new
+ * fill, which other readers can interrupt in turn. Fills are nested at most DEEPEST levels deep. */
 #define DEEPEST 2
 static void serve_demands(struct pool *p, char *buffer, int depth) {
     struct work w;
@@ -200,11 +198,11 @@ void monarch_serve_readers(struct monarch_engine *e, char *buffer) {
 static uint64_t claim_run(struct pool *p, struct fill *f, uint64_t *unit, uint64_t end,
                           int *whole) {
     uint64_t n = 0, most = 1;
-    /* A peer is asked for a whole block, because it then sends the sum that was recorded for the
-     * block. */
+    /* Ask a peer for a whole block, because the peer then also sends the checksum that it has
+     * recorded for the block. */
     uint64_t run = f->job->peer[0] < 0 ? MONARCH_CHUNK : f->block_bytes;
     pthread_mutex_lock(&p->lock);
-    /* A program that has just opened the file will ask for the first unit next, so copy that unit
+    /* A program that has just opened the file will read its first unit next, so copy this unit
      * alone. */
     int is_expected = f->job->result.in_use && *unit == 0;
     if (!is_expected && (!f->asked_ns || monarch_now_ns() - f->asked_ns > ASKED_NS))
@@ -254,10 +252,9 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
             finish(p, job);
             return;
         }
-        /* This thread now copies the whole file if the file has only one unit, or comes with a
-         * reader's descriptor. The blocks of any other file are left to threads that have no more
-         * urgent work. This thread does not copy them now, because it may have begun the file in
-         * the middle of other work. */
+        /* If the file has only one unit, or the order has a reader's descriptor, this thread copies
+         * the whole file now. The blocks of any other file are left to threads that have no more
+         * urgent work, because this thread may have begun the file in the middle of other work. */
         int is_small = f->units == 1, is_handed = job->handed >= 0;
         uint64_t blocks = is_handed ? f->blocks : (uint64_t)is_small;
         enum monarch_origin origin = monarch_origin_of(job);
@@ -276,8 +273,8 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
 
 void monarch_do_handed(struct worker *w, struct job *job) {
     me = w;
-    /* With the depth DEEPEST, the thread serves no other readers during this fill. The program may
-     * want its descriptor closed soon, so the fill must not be delayed. */
+    /* The depth DEEPEST keeps the thread from serving other readers during this fill. The program
+     * may soon want its descriptor closed, so the fill must not be delayed. */
     begin(w->pool, job, w->buffer, DEEPEST);
 }
 
@@ -295,8 +292,8 @@ static void do_work(struct pool *p, const struct work *w, char *buffer) {
 
 static void start_more(struct pool *p);
 
-/* Lets this thread sleep after work that began at `since_ns`. A reader's demand does not end this
- * sleep, but wakes another thread. */
+/* Makes this thread sleep after work that began at `since_ns`. A new demand of a reader does not
+ * interrupt the sleep; another thread serves it. */
 static void rest(uint64_t since_ns) {
     uint64_t ns = REST * (monarch_now_ns() - since_ns);
     struct timespec t = {0, (long)(ns < MOST_REST_NS ? ns : MOST_REST_NS)};
@@ -304,8 +301,8 @@ static void rest(uint64_t since_ns) {
 }
 
 /* Returns the time at which a sleeping thread must wake even if its bell does not ring; 0: never.
- * At this time, the thread looks again at an order whose file a program is still reading, or
- * returns the memory of its buffer. */
+ * Then the thread either looks again at an order whose file a program was reading, or returns the
+ * memory of its buffer to the kernel. */
 static uint64_t next_look(const struct worker *w, int has_used) {
     uint64_t ns = w->awaits_reader ? READER_NS : has_used ? KEEPS_NS : 0;
     return ns ? monarch_now_ns() + ns : 0;
@@ -325,8 +322,8 @@ static int wait_for_ring(const struct worker *w, uint32_t seen, uint32_t roles, 
     return was_rung;
 }
 
-/* The loop of a copying thread. Clients can ring the bell too, even if there is no work. A ring
- * without work costs only a wake-up. */
+/* The loop of a copying thread. Clients can also ring the bell on which the thread sleeps. If a
+ * client rings it without need, the thread wakes, finds no work and sleeps again. */
 static void *work(void *arg) {
     me = arg;
     struct pool *p = me->pool;
@@ -385,10 +382,10 @@ static int start(struct pool *p, struct worker *w, enum monarch_origin origin, i
     return is_started;
 }
 
-/* Starts the next thread for the sources, and counts it in p->threads once it can be joined. The
- * caller holds the pool's lock, which is released while the thread is started. If
- * monarch_engine_stop is called during this time, it joins the new thread too: it first joins the
- * thread that runs this function, and then reads p->threads again. */
+/* Starts the next thread for the sources, and then counts it in p->threads. The caller holds the
+ * pool's lock, which this function releases while it starts the thread. If monarch_engine_stop is
+ * called meanwhile, it joins the new thread too: it joins the thread that runs this function, and
+ * then reads p->threads again. */
 static int start_next(struct pool *p) {
     int number = p->threads;
     p->resting[number % 2]++;

@@ -25,8 +25,8 @@ void monarch_hand_to(struct handed *h, struct job *job) {
 
 /* --- the order -------------------------------------------------------------------------------- */
 
-/* Takes a queued order out of its queue and returns it. If the order asks peers, or if another
- * descriptor waits for it, leaves the order queued and returns NULL. */
+/* Removes a queued order from its queue and returns the order. If the order asks peers, or if
+ * another descriptor already waits for it, leaves the order queued and returns NULL. */
 static struct job *take_queued(struct pool *p, struct job *job) {
     if (job->is_kept || monarch_origin_of(job) != MONARCH_FROM_SOURCE)
         return NULL;
@@ -36,10 +36,10 @@ static struct job *take_queued(struct pool *p, struct job *job) {
     return job;
 }
 
-/* Finds the order of a file that is FILLING. Returns NOT_YET if the order cannot be found. There
- * are two possible reasons: policy has set the file's state, but has not submitted the order yet;
- * or a thread has taken the order out of its queue, but has not added the fill to the list of fills
- * yet. */
+/* Finds the order to fill a file that is FILLING. Returns NOT_YET if there is neither a queued
+ * order nor a fill at this moment. Then either the daemon has set the file's state but not
+ * submitted the order yet, or a thread has removed the order from its queue but not added the fill
+ * to the list of fills yet. */
 static enum monarch_answer find_filling(struct pool *p, uint64_t id, struct job **job) {
     struct job *queued = monarch_queued_fill(p, id);
     if (!queued && !monarch_fill_of(p, id) && !monarch_has_order(p, id))
@@ -48,8 +48,8 @@ static enum monarch_answer find_filling(struct pool *p, uint64_t id, struct job 
     return MONARCH_TAKEN;
 }
 
-/* Places the file in granted room. The fill asks no peer, because the program's read has already
- * transferred the bytes to this node. */
+/* Makes an order to fill the file, if the grant allows the fill. The fill asks no peer, because the
+ * program's read has already transferred the bytes to this node. */
 static enum monarch_answer place(struct pool *p, struct monarch_catalog *c, uint64_t id,
                                  struct job **job) {
     if (!p->grant.holds)
@@ -64,8 +64,8 @@ static enum monarch_answer place(struct pool *p, struct monarch_catalog *c, uint
     return MONARCH_TAKEN;
 }
 
-/* Adds the file to the catalog. If the grant does not allow that, or if the catalog is full, leaves
- * the file to policy. */
+/* Adds the file to the catalog. Returns REFUSED, so that the daemon adds the file later, if the
+ * grant does not allow this or the catalog is full. */
 static enum monarch_answer meet(struct pool *p, struct monarch_catalog *c, struct handed *h) {
     uint64_t id, added = 0;
     if (!p->grant.holds)
@@ -75,7 +75,8 @@ static enum monarch_answer meet(struct pool *p, struct monarch_catalog *c, struc
         return MONARCH_REFUSED;
     h->id = id;
     if (__atomic_load_n(&p->shared.clients->renames, __ATOMIC_SEQ_CST) != h->renames && added)
-        /* A directory was renamed after the path was looked up, so the path may be wrong. */
+        /* A directory was renamed after the path was looked up, so the path may be wrong. Make no
+         * copy. */
         monarch_set_word(c, &monarch_table(c)[id], id,
                          monarch_word(MONARCH_BYPASS, MONARCH_CHANGED, 0, 0));
     if (h->is_read)

@@ -1,8 +1,9 @@
 /* The table of descriptors that programs have handed over. Each descriptor waits for an order to
- * fill its file. Usually there is no order when the descriptor arrives: policy has neither granted
- * room for the file nor ordered the fill itself. Policy may not even have learned of the file. When
- * a thread begins the order, the order takes the descriptor, so the file need not be opened at the
- * source. Until then, the program can ask the daemon to close the descriptor at any time. */
+ * fill its file. A descriptor is put here if the fill cannot be ordered when the descriptor
+ * arrives: the daemon has not ordered it, and no grant allows it. Perhaps the daemon does not know
+ * the file yet. When a thread later begins the order, it reads from the descriptor and need not
+ * open the file at the source. Until then, the program can ask the daemon at any time to close the
+ * descriptor. */
 #include "handover/kept.h"
 
 #include <linux/futex.h>
@@ -23,16 +24,16 @@
 
 /* Maximum number of descriptors in the table. */
 #define KEPT 768
-/* The table may use 1 / SHARE of the process's limit on open descriptors. If this number is smaller
- * than KEPT, it is the table's maximum. */
+/* The table contains at most 1 / SHARE of the process's limit on open descriptors, if that is fewer
+ * than KEPT. */
 #define SHARE 4
-/* A descriptor that still has no order is closed when two conditions are true. First, ORDER_NS have
- * passed since the descriptor was received. Second, the daemon's loop has had ITERATIONS iterations
- * since policy learned of the file. */
+/* A descriptor without an order is closed if two conditions are true. First, ORDER_NS have passed
+ * since the descriptor was received. Second, the daemon's loop has had ITERATIONS iterations since
+ * it was told of the file. */
 #define ORDER_NS 50000000ULL
 #define ITERATIONS 2
-/* Interval [ns] at which the table's thread goes through the table. If a program wants its
- * descriptor closed, the thread notices this at most one interval later. */
+/* Interval [ns] at which the table's thread checks all descriptors. If a program asks the daemon to
+ * close a descriptor, the thread notices this within one interval. */
 #define LOOK_NS 20000000L
 #define STACK_BYTES (64 * 1024)
 
@@ -43,8 +44,8 @@ struct kept_table {
     uint64_t ino[KEPT];
     struct handed *at[KEPT];
     unsigned count; /* atomic */
-    /* list of descriptors to be closed. Only the table's thread closes them, because a close may
-     * have to wait for the source */
+    /* List of descriptors to be closed. The table's thread closes them without a lock, because a
+     * close may have to wait for the source. */
     struct handed *dropped;
     /* futex, rung when the table is no longer empty, when descriptors are dropped, and when the
      * engine stops */
@@ -71,8 +72,8 @@ static void drop(struct kept_table *t, unsigned i) {
     t->dropped = h;
 }
 
-/* Queues the descriptor for closing, but keeps the file in the table, because the daemon's policy
- * may not know of the file yet. */
+/* Queues the descriptor for closing, but keeps the file in the table, because perhaps the daemon
+ * was not told of the file yet. */
 static void drop_descriptor(struct kept_table *t, struct handed *h) {
     struct handed *dropped = h->fd >= 0 ? calloc(1, sizeof *dropped + 1) : NULL;
     if (!dropped)
@@ -128,7 +129,7 @@ int monarch_keep(struct kept_table *t, struct handed *h, int is_asked) {
 
 void monarch_note_kept(struct pool *p, struct job *job) {
     struct kept_table *t = p->kept;
-    /* Check first, without a lock, whether the table is empty. It nearly always is. */
+    /* The table is nearly always empty, so check this first, without its lock. */
     if (!t || !__atomic_load_n(&t->count, __ATOMIC_RELAXED) || job->result.kind != MONARCH_FILL ||
         monarch_origin_of(job) != MONARCH_FROM_SOURCE)
         return;
@@ -178,18 +179,17 @@ uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source, uint64_
 
 /* --- the thread that looks after the table ---------------------------------------------------- */
 
-/* Returns whether the descriptor need not wait any longer for an order. The result is 1 if two
- * conditions hold. First, ORDER_NS have passed since the descriptor was received. Second, policy
- * knows of the file, and the daemon's loop has since had enough iterations to order the fill. */
+/* Returns whether the descriptor has waited long enough for an order (ORDER_NS and ITERATIONS). */
 static int is_in_vain(const struct kept_table *t, const struct handed *h, uint64_t now) {
     uint32_t iterations =
         __atomic_load_n(&t->pool->grant.iterations, __ATOMIC_SEQ_CST) - h->told_at;
     return h->is_told && iterations >= ITERATIONS && now - h->since_ns > ORDER_NS;
 }
 
-/* Orders the fill of the descriptor's file within the grant, or asks policy to order it. Sets *asks
- * if policy must be woken for this request. Returns whether the descriptor must continue to wait.
- * The caller holds the locks of the writer, the pool and the table. */
+/* Orders the fill of the descriptor's file if the grant allows the fill, else asks the daemon to
+ * order it. Sets *asks to 1 if the daemon's loop must be woken for this. Returns whether the
+ * descriptor must stay in the table. The caller holds the locks of the writer, the pool and the
+ * table. */
 static int is_still_kept(struct kept_table *t, struct handed *h, struct monarch_catalog *c,
                          int *asks) {
     struct pool *p = t->pool;
@@ -208,9 +208,9 @@ static int is_still_kept(struct kept_table *t, struct handed *h, struct monarch_
     return job || answer == MONARCH_REFUSED || answer == MONARCH_NOT_YET;
 }
 
-/* Returns whether the file stays in the table. A file whose descriptor was closed also stays until
- * policy knows of the file. c: the catalog; NULL if the writer's lock could not be taken. Without
- * that lock, the catalog must not be used. */
+/* Returns whether the file stays in the table. A file whose descriptor was closed stays only until
+ * the daemon was told of the file. Sets *asks as is_still_kept does. c: the catalog; NULL if the
+ * caller does not hold the writer's lock and so must not use the catalog. */
 static int stays(struct kept_table *t, struct handed *h, struct monarch_catalog *c, uint64_t now,
                  int *asks) {
     if (monarch_is_recalled(t->pool->shared.clients, h->claim, now))
@@ -227,7 +227,7 @@ static int stays(struct kept_table *t, struct handed *h, struct monarch_catalog 
     return 0;
 }
 
-/* Checks every descriptor in the table; returns whether policy must be woken. */
+/* Checks every descriptor in the table. Returns whether the daemon's loop must be woken. */
 static int look_at(struct kept_table *t, struct monarch_catalog *c) {
     uint64_t now = monarch_now_ns();
     int asks = 0;

@@ -4,25 +4,26 @@
 
 #include "handover/handed.h"
 
-/* Makes the table, and starts the thread that looks after the table. Returns NULL if either
- * fails. */
+/* Makes the table, and starts the thread that checks its descriptors. Returns NULL if one of the
+ * two fails. */
 struct kept_table *monarch_new_kept(struct pool *p);
-/* Puts a descriptor into the table. is_asked: policy was asked to order the fill. If there is no
- * room, does nothing and returns 0. Otherwise returns 1. */
+/* Puts a descriptor into the table and returns 1. Does nothing and returns 0 if the table is full.
+ * is_asked: whether the daemon was already asked to order the fill. */
 int monarch_keep(struct kept_table *t, struct handed *h, int is_asked);
 
-/* Orders fills for the descriptors in the table as far as a grant allows. Closes the descriptors
- * that have waited long enough without getting an order. */
+/* Checks all descriptors in the table. Orders fills of their files, as far as the grant allows.
+ * Gives up the descriptors that have waited too long for an order. */
 void monarch_look_at_kept(struct pool *p);
-/* Call this for each new order. Sets job->is_kept if a descriptor waits for the order. */
+/* Call this for each new order. Sets job->is_kept if the table contains a descriptor of the order's
+ * file. */
 void monarch_note_kept(struct pool *p, struct job *job);
-/* Call this before the order begins. Gives the order the descriptor that waits for it, unless the
- * program has asked the daemon to close that descriptor. */
+/* Call this before an order with is_kept begins. Passes the waiting descriptor to the order, unless
+ * the program has asked the daemon to close the descriptor. */
 void monarch_take_kept(struct pool *p, struct job *job);
 
-/* monarch_end_kept wakes the table's thread, which then sees that the engine is stopping, and ends.
- * monarch_join_kept waits for the thread to end, but no longer than until the time `until`. It
- * returns whether the thread has ended. */
+/* monarch_end_kept wakes the table's thread, so that it sees that the engine is stopping, and ends.
+ * monarch_join_kept waits until the thread has ended, at most until the time `until`. It returns
+ * whether the thread has ended. */
 void monarch_end_kept(struct kept_table *t);
 int monarch_join_kept(struct kept_table *t, const struct timespec *until);
 /* Closes the descriptors in the table, and frees the table. */

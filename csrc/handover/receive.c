@@ -1,10 +1,11 @@
-/* The sockets on which readers hand over descriptors, and the threads that receive them.
+/* The sockets on which programs hand over descriptors, and the threads that receive the
+ * descriptors.
  *
- * A descriptor comes with the number of its file's entry, or with the file's path. Neither is
- * trusted: a fill uses the descriptor only if it refers to the file that the catalog describes. The
- * threads have no other work, so that each descriptor is closed soon. A quick close matters to a
- * program that has a lock on the open file (flock): the lock lasts until the last descriptor of the
- * open file is closed. */
+ * A descriptor is sent with the number of its file's entry, or with the file's path. The number and
+ * the path are not trusted: a fill uses the descriptor only if it refers to the file that the
+ * catalog describes. The threads have no other work, so that each descriptor is closed soon. This
+ * matters to programs that lock the file (flock), because the lock lasts until the last descriptor
+ * of the open file is closed. */
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <pthread.h>
@@ -27,16 +28,18 @@
 #include "shared/clock.h"
 #include "shared/joining.h"
 
-/* Maximum number of threads. Each copies one file at a time. Many threads do no harm: a thread
- * mostly waits for the source to confirm that the file is unchanged. */
+/* Maximum number of threads. Each thread copies one file at a time. Many threads take little
+ * processor time, because a thread mostly waits until the source confirms that the file is
+ * unchanged. */
 #define THREADS 32
 #define STACK_BYTES (256 * 1024)
 
-/* While messages come often, the receiving thread polls: it looks for a message every POLL_NS. A
- * message then wakes no thread, which would cost the program several microseconds.
+/* While messages come often, the receiving thread polls: it checks for a message every POLL_NS. So
+ * the sender of a message need not wake a thread, which would take several microseconds.
  * OFTEN_NS: messages come often if the last two came within this time.
- * POLLS: after so many intervals without a message, the thread sleeps until a message wakes it.
- * STANDBY_NS: how often another thread looks whether it must receive instead (see `take_over`). */
+ * POLLS: after this many checks without a message, the thread sleeps until a message wakes it.
+ * STANDBY_NS: interval at which another thread checks whether it must receive instead (take_over).
+ */
 #define OFTEN_NS 4000000
 #define POLL_NS 2000000
 #define POLLS 2
@@ -46,16 +49,18 @@ struct handovers {
     struct pool *pool;
     int epoll; /* watches all sockets and `end` */
     int end;   /* an eventfd; a value written to it makes all threads end */
-    /* Only the receiving thread uses the next two fields. last_ns: when it received a message.
-     * is_often: whether messages come often. */
+    /* Used by the receiving thread only. last_ns: when it last received a message. is_often:
+     * whether messages come often (OFTEN_NS). */
     uint64_t last_ns;
     int is_often;
     int is_asleep;        /* atomic: whether the receiving thread sleeps until a message wakes it */
     pthread_mutex_t lock; /* guards all fields below; no other lock is taken while it is held */
-    uint32_t bell;        /* a futex: the number of rings; the waiting threads sleep on it */
-    int threads, waiting; /* waiting: how many of the threads wait until they may receive */
-    int has_receiver;     /* whether a thread receives; at most one does so at a time */
-    int has_standby;      /* whether one of the waiting threads looks every STANDBY_NS */
+    uint32_t bell;        /* a futex, incremented to wake waiting threads, which sleep on it */
+    /* threads: how many run; waiting: how many of them wait until they may receive */
+    int threads, waiting;
+    /* whether a thread is the receiving thread; there is at most one at a time */
+    int has_receiver;
+    int has_standby; /* whether one of the waiting threads is the standby (`take_over`) */
     struct taker {
         struct handovers *all;
         struct worker worker;
@@ -64,7 +69,7 @@ struct handovers {
 
 /* --- one file --------------------------------------------------------------------------------- */
 
-/* Returns whether the path is spelled as the scan would spell it: no component is empty, "." or
+/* Returns whether the path is in the form that the scan uses: no component is empty, "." or
  * "..". */
 static int is_plain(const char *path) {
     for (const char *at = path, *end;; at = end + 1) {
@@ -77,9 +82,9 @@ static int is_plain(const char *path) {
     }
 }
 
-/* Reads the attributes of the file at the path, and returns whether the descriptor refers to that
- * file. The attributes are those that the kernel cached when the reader opened the file. The fill
- * later compares them with the attributes at the source's server. */
+/* Reads the attributes of the file at h->path, and returns whether the descriptor refers to this
+ * file. Uses the attributes that the kernel cached when the program opened the file. The fill later
+ * compares these attributes with those at the source's server. */
 static int describe(const struct pool *p, struct handed *h, unsigned source, uint64_t dev) {
     char target[1];
     uint64_t ino = h->entry.ino;
@@ -116,8 +121,8 @@ static struct handed *new_handed(const struct pool *p, int fd,
     return h;
 }
 
-/* Finds or makes the order of the file, and assigns a slot to the order, so that it can begin at
- * once. */
+/* Finds or makes the order to fill the file, and assigns a slot to the order, so that the fill can
+ * begin at once. */
 static enum monarch_answer order(struct pool *p, struct handed *h, struct job **job) {
     struct monarch_writer *w = p->shared.writer;
     enum monarch_answer answer = MONARCH_NOT_YET;
@@ -134,9 +139,9 @@ static enum monarch_answer order(struct pool *p, struct handed *h, struct job **
     return answer;
 }
 
-/* Keeps the descriptor until policy orders the file's fill. Closes the descriptor instead in four
- * cases: no order will need the descriptor; the descriptor and the entry belong to different files;
- * the program wants the descriptor closed; or the table of waiting descriptors is full. */
+/* Keeps the descriptor until there is an order to fill the file. Instead, closes the descriptor in
+ * four cases: no order will need it; it does not belong to the entry's file; the program wants it
+ * closed; or the table of waiting descriptors is full. */
 static void leave(struct pool *p, struct handed *h, enum monarch_answer answer) {
     int is_refused = answer == MONARCH_REFUSED;
     int waits = is_refused || answer == MONARCH_NOT_YET || h->id == MONARCH_NO_ENTRY;
@@ -167,8 +172,8 @@ static void take(struct taker *me, struct handed *h) {
     monarch_do_handed(&me->worker, job);
 }
 
-/* Gives up a descriptor that cannot be used. If the file has an entry, asks policy to order a fill
- * of the file instead. fd: -1 if the descriptor was not received, because this process has reached
+/* Closes a descriptor that cannot be used. If the file has an entry, asks the daemon to order a
+ * fill of the file instead. fd: -1 if no descriptor was received, because this process has reached
  * its limit of open descriptors. */
 static void take_none(struct pool *p, int fd, const struct monarch_handover *what) {
     if (fd >= 0)
@@ -189,7 +194,7 @@ static int is_valid(const struct monarch_handover *what, ssize_t n) {
            strnlen(what->path, what->path_len + 1u) == what->path_len;
 }
 
-/* Waits until a message has come, or until the threads are to end. Returns the socket with the
+/* Waits until a message has arrived, or until the threads must end. Returns the socket with the
  * message; -1 if there is none. */
 static int await_message(struct handovers *h) {
     const struct timespec interval = {0, POLL_NS};
@@ -208,9 +213,9 @@ static int await_message(struct handovers *h) {
     return found == 1 && from.data.fd != h->end ? from.data.fd : -1;
 }
 
-/* Receives the next message, and sets *fd to the message's descriptor, or to -1 if this process has
- * reached its limit of open descriptors. Returns whether the message is valid; a valid message
- * names a file. */
+/* Receives the next message, and sets *fd to the message's descriptor. Sets *fd to -1 if this
+ * process has reached its limit of open descriptors. Returns whether the message is valid and so
+ * identifies a file. */
 static int receive(struct handovers *h, struct monarch_handover *what, int *fd) {
     struct iovec part = {what, sizeof *what};
     union {
@@ -220,8 +225,8 @@ static int receive(struct handovers *h, struct monarch_handover *what, int *fd) 
     struct msghdr message = {.msg_iov = &part,
                              .msg_iovlen = 1,
                              .msg_control = &control,
-                             /* CMSG_SPACE would include padding, in which a sender could put a
-                              * second descriptor that nobody would close */
+                             /* CMSG_SPACE would add padding, in which a sender could put a second
+                              * descriptor. Nobody would close it. */
                              .msg_controllen = CMSG_LEN(sizeof(int))};
     int from = await_message(h);
     if (from < 0)
@@ -271,11 +276,12 @@ static void ring(struct handovers *h, int most) {
     syscall(SYS_futex, &h->bell, FUTEX_WAKE_PRIVATE, most, NULL, NULL, 0);
 }
 
-/* Waits until no other thread receives, and makes the caller the receiving thread. While the
- * receiving thread polls, one of the waiting threads is the standby: every STANDBY_NS, the standby
- * looks whether the receiving thread has begun to copy a file, and takes over if so. So a thread
- * that begins to copy a file wakes no other thread. Mostly the thread has finished the copy before
- * the standby looks, and then receives the next message itself. */
+/* Waits until no other thread is the receiving thread, and makes the caller the receiving thread.
+ * When the receiving thread begins to copy a file, another thread must take over. To wake one each
+ * time would be slow. So while messages come often, one of the waiting threads is the standby:
+ * every STANDBY_NS, it checks whether there is a receiving thread, and takes over if there is none.
+ * Usually, the first thread finishes its copy before this check, and receives the next message
+ * itself. */
 static void take_over(struct handovers *h) {
     const struct timespec limit = {0, STANDBY_NS};
     pthread_mutex_lock(&h->lock);
@@ -293,9 +299,9 @@ static void take_over(struct handovers *h) {
     pthread_mutex_unlock(&h->lock);
 }
 
-/* Notes that the caller no longer receives, because it begins to copy a file. If there is no
- * standby that takes over, wakes a waiting thread. If no thread waits, starts one, unless THREADS
- * threads run already. */
+/* Notes that the caller is no longer the receiving thread, because it begins to copy a file. If
+ * there is no standby, wakes a waiting thread. If no thread waits, starts one, up to THREADS
+ * threads. */
 static void hand_on(struct handovers *h) {
     pthread_mutex_lock(&h->lock);
     h->has_receiver = 0;
@@ -366,8 +372,8 @@ static void end(struct pool *p) {
 static int join(struct pool *p, const struct timespec *until) {
     struct handovers *h = p->handovers;
     int left = p->kept && !monarch_join_kept(p->kept, until);
-    /* Each thread that is joined here may start more threads, and counts them in h->threads before
-     * it ends. So h->threads is read again after each join. */
+    /* A thread that is joined here may have started more threads, which it has counted in
+     * h->threads before it ended. So h->threads is read again after each join. */
     for (int i = 0; h && i < h->threads; i++)
         left += !monarch_join(h->taker[i].worker.thread, until);
     return left;

@@ -1,5 +1,5 @@
-/* Gets ranges of files from a peer. Requests are sent without waiting for the answers to earlier
- * requests. Every wait has a time limit. Bytes are accepted only if their sum is right. */
+/* Gets ranges of files from a peer. Several requests can be sent before the first answer arrives.
+ * Every wait has a time limit. Bytes are accepted only if they match their checksum. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -15,16 +15,17 @@
 #include "shared/buffer.h"
 #include "shared/xxh3.h"
 
-/* Maximum number of unanswered requests on a link. These requests, and the frames of their answers,
- * always fit into the sockets' buffers. So two ends that both send never block each other. */
+/* Maximum number of unanswered requests on a link (a connection to the peer). That many requests,
+ * and the frames of their answers, always fit into the sockets' buffers. So the two ends cannot
+ * block each other by sending at the same time. */
 #define AHEAD 64
 /* A peer must send an answer at least at this rate [bytes/s]. A slower answer misses its deadline
  * (take_answer). */
 #define LEAST_BYTES_PER_S (128 * 1024)
 
-/* A waiting thread is woken once this many bytes have arrived, because a few large calls of recv
- * cost less than many small ones. This delays no reader: a reader needs the whole answer, and the
- * thread is always woken when the last bytes of an answer have arrived. */
+/* A thread that waits for an answer wakes when this many bytes have arrived, because a few large
+ * calls of recv cost less than many small ones. This delays no reader: a reader needs the whole
+ * answer, and the thread also wakes when the last bytes of the answer have arrived. */
 #define AT_A_WAKE (2 * 1024 * 1024)
 /* A waiting thread wakes after this time [ns] even if fewer bytes than AT_A_WAKE have arrived. */
 #define WAKE_NS 200000000ULL
@@ -39,17 +40,18 @@ typedef struct monarch_peer_link link_t;
 
 struct monarch_peer_link {
     int fd;
-    /* bound_ms: the time limit that applies now, either first_byte_ms or between_ms */
+    /* bound_ms: the time limit of the current wait, either first_byte_ms or between_ms */
     uint32_t first_byte_ms, between_ms, bound_ms;
-    /* frames: number of frames received so far; tag: number of requests sent so far. Each is also
-     * the number of the next seal in its direction */
+    /* frames: number of frames received so far; tag: number of requests sent so far. Seals are
+     * numbered too: `frames` is the number of the next received seal, `tag` of the next sent
+     * seal. */
     uint64_t frames, tag;
-    /* says: makes the seals of requests; used by the thread that sends requests. hears: checks the
-     * seals of frames; content: computes digests; both are used by the thread that receives
+    /* says: computes the seals of requests, in the thread that sends requests. hears: checks the
+     * seals of frames. content: computes digests. The last two are used in the thread that receives
      * answers. */
     struct monarch_mac *hears, *says, *content;
-    size_t least; /* the socket's low-water mark, as last set */
-    char *buffer; /* of the running fetch */
+    size_t least; /* the socket's low-water mark (SO_RCVLOWAT), as it was set last */
+    char *buffer; /* buffer of the current fetch */
     /* [from, until): the part of `buffer` that contains received bytes which are not parsed yet;
      * used for small answers */
     size_t from, until;
@@ -58,8 +60,8 @@ struct monarch_peer_link {
 /* The answer that is being read. */
 struct answer {
     get *g;
-    /* came: number of bytes received, including bytes whose checksum has not arrived yet.
-     * deadline_ns: the deadline of the complete answer */
+    /* came: number of bytes received, even if their checksum has not arrived yet. deadline_ns: the
+     * time by which the complete answer must have arrived */
     uint64_t came, deadline_ns;
     struct xxh3_stream stream;
 };
@@ -74,9 +76,9 @@ static void wake_at(link_t *l, size_t n) {
     l->least = n;
 }
 
-/* Waits until `n` bytes have arrived, the socket can hold no more, the connection has ended, or
- * `deadline` has passed. Returns TIMEOUT only if the deadline had passed before the call, not if it
- * passes during the wait. The thread wakes only once for many packets, so receiving is cheap. */
+/* Waits until `n` bytes have arrived, the socket's buffer is full, the connection has ended, or
+ * `deadline` has passed. Returns TIMEOUT only if the deadline had passed before the call. The
+ * thread wakes only once for many packets, which saves processor time. */
 static enum monarch_peer_status await(link_t *l, size_t n, uint64_t deadline) {
     struct pollfd p = {.fd = l->fd, .events = POLLIN};
     uint64_t now = monarch_now_ns();
@@ -220,9 +222,9 @@ static void begin_piece(link_t *l, struct answer *a) {
     monarch_mac_begin(l->content, 0);
 }
 
-/* Decides whether the bytes before a SUM are accepted. Bytes that do not match the sum get the
- * status WRONG_BYTES. Usually, the copy at the sending node is damaged, but the bytes may also have
- * been changed in transit. */
+/* Decides whether to accept the bytes that came before a SUM frame. Returns WRONG_BYTES if they do
+ * not match the sum: the sender's copy is damaged, or the bytes were changed in transit. Returns
+ * FORGED if the frame's seal is wrong. */
 static enum monarch_peer_status judge(link_t *l, struct answer *a,
                                       const struct monarch_peer_frame *f,
                                       struct monarch_digest *digest) {
@@ -238,19 +240,19 @@ static enum monarch_peer_status judge(link_t *l, struct answer *a,
     return MONARCH_PEER_OK;
 }
 
-/* Receives a small answer together with its frames in one call, because such an answer usually
- * arrives in one piece. Puts the received bytes at the end of the buffer, because take_part moves
- * the content to the beginning of the same buffer. Receives at most as many bytes as a complete
- * answer has. If the answer is shorter, for example an END alone, the call may also receive bytes
- * of the next answer. */
+/* Receives a small answer, with its frames, in one call of recv, because such an answer usually
+ * arrives in one piece. Stores the received bytes at the end of the buffer, because take_part moves
+ * the file's bytes to the beginning of the same buffer. Receives at most as many bytes as a
+ * complete answer has. If the answer is shorter, for example only an END, the call may also receive
+ * bytes of the next answer. */
 static enum monarch_peer_status take_small(link_t *l, const get *g) {
     size_t frame = sizeof(struct monarch_peer_frame), all = 3 * frame + g->length;
     uint64_t deadline = bound_from(l, monarch_now_ns());
     if (g->length > MONARCH_PEER_SMALL || l->from < l->until)
         return MONARCH_PEER_OK;
     wake_at(l, frame);
-    /* The first call waits for the answer itself, for at most first_byte_ms (SO_RCVTIMEO). That
-     * costs less than a call of `await`. */
+    /* The first call of recv waits for the answer, at most first_byte_ms (SO_RCVTIMEO). This costs
+     * less than a call of `await`. */
     for (int flags = 0;; flags = MSG_DONTWAIT) {
         size_t at = MONARCH_PEER_CHUNK - all;
         ssize_t r = recv(l->fd, l->buffer + at, all, flags);
@@ -282,16 +284,16 @@ static enum monarch_peer_status take_frame(link_t *l, struct monarch_peer_frame 
     return f->tag == tag ? MONARCH_PEER_OK : MONARCH_PEER_CUT;
 }
 
-/* Returns whether an END may have this status. A status about the connection itself is never sent:
- * each node sets it only for its own use. */
+/* Returns whether a peer may send this status in an END. Some statuses describe the connection;
+ * each node sets them only for itself, and never sends them. */
 static int is_an_end(const struct answer *a, uint64_t status) {
     if (status == MONARCH_PEER_OK)
         return a->g->received == a->g->length;
     return status <= MONARCH_PEER_TIMEOUT || status / MONARCH_PEER_MOVED == 1;
 }
 
-/* Receives one answer and sets its status in *g. Returns 0, or -1 if the following bytes on the
- * link cannot be parsed. */
+/* Receives one answer and sets its status in *g. Returns 0. Returns -1 if the link cannot be used
+ * any more, because its next bytes cannot be parsed. */
 static int take_answer(link_t *l, get *g, uint64_t tag, uint64_t which,
                        monarch_peer_arrived arrived, void *arg) {
     struct answer a = {.g = g};
@@ -342,10 +344,10 @@ static void set_options(int fd, uint32_t first_byte_ms, uint32_t between_ms) {
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &first, sizeof first); /* see take_small */
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &between, sizeof between);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    /* With this low-water mark, the kernel provides buffers for the bytes of two wake-ups. So the
-     * peer continues to send while the bytes of one wake-up are stored. SO_BUF_LOCK (Linux 5.14)
-     * keeps the kernel from providing larger buffers: with more bytes in flight, the queues of the
-     * shared network would overflow. */
+    /* With this low-water mark, the kernel makes the receive buffer large enough for the bytes of
+     * two wake-ups. So the peer can continue to send while the bytes of one wake-up are stored.
+     * SO_BUF_LOCK (Linux 5.14) prevents the kernel from making the buffer larger: with more bytes
+     * in flight, queues in a shared network would overflow. */
     setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &room, sizeof room);
     setsockopt(fd, SOL_SOCKET, SO_BUF_LOCK, &locked, sizeof locked);
 }
@@ -374,8 +376,8 @@ static int fetch(link_t *l, get *gets, uint64_t n, monarch_peer_arrived arrived,
     uint64_t asked = 0, tag = l->tag;
     int r = 0;
     for (uint64_t i = 0; r == 0 && i < n; i++) {
-        /* Further requests are sent only when at least AHEAD / 2 can be sent at once, so that one
-         * system call sends many of them. */
+        /* Send further requests only when at least AHEAD / 2 of them may be sent, so that one
+         * system call sends many requests. */
         if (asked < n && asked - i <= AHEAD / 2) {
             uint64_t more = AHEAD - (asked - i) < n - asked ? AHEAD - (asked - i) : n - asked;
             enum monarch_peer_status status = ask(l, gets + asked, more);
@@ -390,8 +392,8 @@ static int fetch(link_t *l, get *gets, uint64_t n, monarch_peer_arrived arrived,
     return r;
 }
 
-/* Begins a fetch. If `buffer` is NULL, allocates a buffer and returns it, and the caller must free
- * it later. Otherwise returns NULL. If memory is exhausted, l->buffer is NULL. */
+/* Begins a fetch. If `buffer` is NULL, allocates a buffer and returns it; the caller must free this
+ * buffer later. Otherwise returns NULL. If memory is exhausted, sets l->buffer to NULL. */
 static char *begin(link_t *l, get *gets, uint64_t n, char *buffer) {
     char *own = buffer ? NULL : monarch_new_buffer(MONARCH_PEER_CHUNK);
     l->buffer = buffer ? buffer : own;
@@ -404,8 +406,8 @@ static char *begin(link_t *l, get *gets, uint64_t n, char *buffer) {
     return own;
 }
 
-/* Ends a fetch. If the peer has sent more than was requested, the next answer could not be parsed,
- * so the link is cut. */
+/* Ends a fetch. If the peer has sent more bytes than were requested, cuts the link, because the
+ * next answer on it could not be parsed. */
 static void end(link_t *l, char *own) {
     if (l->from < l->until)
         monarch_peer_link_cut(l);

@@ -15,8 +15,7 @@
 
 /* After a thread has sent this many bytes on a connection, it continues with another connection. */
 #define YIELD_BYTES (4 << 20)
-/* After this many bytes, a thread that is allowed to block on a connection checks whether it may
- * still stay with this connection. */
+/* A thread that may block on a connection checks again after this many bytes whether it may. */
 #define STAY_BYTES (1 << 20)
 
 typedef struct monarch_peer_connection connection;
@@ -39,8 +38,8 @@ static void queue(connection *c, uint32_t kind, uint64_t value) {
     queue_with(c, kind, value, NULL);
 }
 
-/* Sends the queued frames. more: 1 if bytes of the file follow immediately. The kernel can then put
- * frames and bytes into one TCP segment. */
+/* Sends the queued frames. more: 1 if bytes of the file follow immediately, so that the kernel can
+ * put the frames and these bytes into one TCP segment. */
 static io_state flush(connection *c, stage_t *stage, int more) {
     size_t all = c->frames * sizeof c->out[0];
     while (c->sent < all) {
@@ -77,8 +76,8 @@ static enum monarch_peer_status why_late(stage_t *stage) {
     return stage->files->is_coming(stage->files->arg) ? MONARCH_PEER_COMING : MONARCH_PEER_TIMEOUT;
 }
 
-/* Sends the part of the answer that is ready, and begins or continues a wait for bytes that are not
- * available yet. Ends the answer if the wait has reached its limit. */
+/* Call this if the next bytes are not available yet. Sends the frames that are ready, and begins or
+ * continues the wait for the bytes. Ends the answer if this wait has reached its time limit. */
 static io_state wait_for_bytes(connection *c, stage_t *stage) {
     uint64_t now = monarch_now_ns();
     if (c->due_ns && now >= c->due_ns)
@@ -92,8 +91,8 @@ static io_state wait_for_bytes(connection *c, stage_t *stage) {
     return MONARCH_PEER_TO_WAIT;
 }
 
-/* Ends a wait for bytes. Restarts the time limit for the peer, because the peer was not the cause
- * of the wait. */
+/* Ends a wait for bytes. Gives the peer its full time limit again, because the peer did not cause
+ * this wait. */
 static void end_wait(connection *c, stage_t *stage) {
     if (c->due_ns)
         give(c, stage->bounds->stall_ms);
@@ -111,12 +110,11 @@ static io_state read_request(connection *c, stage_t *stage) {
             return MONARCH_PEER_TO_READ;
         if (r <= 0)
             return MONARCH_PEER_TO_CLOSE;
-        /* The time limit starts with the first byte: a request that arrives byte by byte gets no
-         * extra time. */
+        /* The time limit of a request starts at its first byte. Later bytes do not extend it. */
         if (c->got == 0)
             give(c, stage->bounds->stall_ms);
         c->got += (unsigned)r;
-        /* A peer whose first bytes are not the magic speaks another protocol. */
+        /* If the first bytes are not the magic number, the peer speaks another protocol. */
         if (c->got >= 4 && c->in.request.magic != MONARCH_PEER_REQUEST)
             return MONARCH_PEER_TO_CLOSE;
     }
@@ -142,8 +140,8 @@ static io_state open_file(connection *c, stage_t *stage) {
         c->file.file = NULL;
         return finish(c, stage, status);
     }
-    /* `due_ns` stays unchanged. So one deadline limits both waits of the request together: the wait
-     * for the file, and a later wait for its bytes. */
+    /* Leave `due_ns` unchanged, so that one deadline limits the wait for the file and a later wait
+     * for its bytes together. */
     c->at = q->first;
     c->end = q->first + q->length;
     c->state = MONARCH_PEER_FRAMING;
@@ -196,11 +194,11 @@ static int hash_bytes(stage_t *stage, const char *bytes, uint64_t n, uint64_t *s
     return monarch_mac_end(stage->content, digest->bytes) ? 0 : -1;
 }
 
-/* Determines the sum and the digest of a piece. For a whole block, both may have been recorded when
- * the copy was made. Recorded values are preferred: they let the receiver notice bytes that have
- * rotted since the copy was made. Otherwise both are computed from the bytes. bytes: the piece in
- * memory, or NULL to read the piece from the file. Returns CUT if no sum can be computed, because
- * the receiver rejects bytes without a sum. */
+/* Determines the sum and the digest of the current piece. If the piece is a whole block and the
+ * fill has recorded its sum and digest, uses these values: with them, the receiver notices bytes
+ * that have rotted since the fill. Otherwise computes both from the piece's bytes. bytes: the piece
+ * in memory; NULL to read it from the file. Returns CUT if they cannot be computed; the caller must
+ * then close the connection. */
 static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, const char *bytes,
                                        uint64_t *sum, struct monarch_digest *digest) {
     uint64_t block = c->piece / c->file.block_bytes;
@@ -216,10 +214,10 @@ static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, cons
                : MONARCH_PEER_UNKNOWN_FILE;
 }
 
-/* Returns whether a piece may be sent. A whole block may be sent without a check, unless the peer
- * has reported that the block arrived damaged before. A part of a block has no recorded sum that
- * would show whether the part has rotted. So before a part is sent, the whole block is checked
- * against the block's recorded sum, unless the block was found good recently. */
+/* Returns whether the current piece may be sent. A whole block may be sent without a check, unless
+ * the peer has reported that the block arrived damaged before. For a part of a block, there is no
+ * recorded sum by which the receiver could notice rotten bytes. So before a part is sent, this node
+ * checks the whole block against its recorded sum, unless the block was found good recently. */
 static int is_sound(const connection *c, stage_t *stage) {
     uint64_t block = c->piece / c->file.block_bytes, sum;
     void *arg = stage->files->arg;
@@ -230,17 +228,17 @@ static int is_sound(const connection *c, stage_t *stage) {
             stage->files->check(arg, c->file.file, block, &sum));
 }
 
-/* Returns whether the answer is small, all its bytes are available, and none of them was sent
- * yet. */
+/* Returns whether the whole answer can be sent in one call: it is small, all its bytes are
+ * available, and nothing was sent yet. */
 static int is_small(const connection *c, uint64_t there) {
     return c->frames == 0 && c->at == c->in.request.first && c->end - c->at <= MONARCH_PEER_SMALL &&
            there >= c->end && c->piece_end == c->end;
 }
 
-/* Call this after a small answer (DATA, the content, SUM and END) was passed to the kernel in one
- * call. sent: how many bytes of the answer the kernel accepted. Sets the connection's state as if
- * each part had been sent separately. If part of the content is still to be sent, SUM and END are
- * made again later, and their seals get the same numbers as before. */
+/* Call this after a small answer (DATA, the file's bytes, SUM and END) was passed to the kernel in
+ * one call. sent: how many bytes of the answer the kernel accepted. Sets the connection's state as
+ * if each part had been sent by its own call. If some of the file's bytes were not accepted, SUM
+ * and END are made again later, with the same numbers of their seals. */
 static io_state go_on(connection *c, stage_t *stage, size_t sent) {
     const size_t frame = sizeof c->out[0], n = c->end - c->at;
     give(c, stage->bounds->stall_ms);
@@ -271,7 +269,7 @@ static io_state send_small(connection *c, stage_t *stage) {
         r = pread(c->file.fd, stage->buffer, n, (off_t)c->at);
     while (r < 0 && errno == EINTR);
     if (r != (ssize_t)n)
-        return MONARCH_PEER_TO_CLOSE; /* the file is shorter than before or cannot be read */
+        return MONARCH_PEER_TO_CLOSE; /* the file was shortened or cannot be read */
     enum monarch_peer_status status = sum_of(c, stage, stage->buffer, &sum, &digest);
     if (status == MONARCH_PEER_CUT)
         return MONARCH_PEER_TO_CLOSE;
@@ -338,8 +336,8 @@ static io_state send_bytes(connection *c, stage_t *stage, uint64_t *left) {
             return MONARCH_PEER_TO_YIELD;
         off_t at = (off_t)c->at;
         uint64_t n = c->frame_end - c->at;
-        /* If calls on the socket block, sendfile may block again after every 64 KiB. So limit the
-         * size of each call. */
+        /* On a blocking socket, sendfile may block again after every 64 KiB. So limit the bytes per
+         * call. */
         if (c->blocks)
             n = least(n, *left);
         ssize_t r = sendfile(c->fd, c->file.fd, &at, n);
@@ -347,16 +345,16 @@ static io_state send_bytes(connection *c, stage_t *stage, uint64_t *left) {
             continue;
         if (r < 0 && errno == EAGAIN)
             return MONARCH_PEER_TO_SEND;
-        /* The file is shorter than before or cannot be read, so the bytes that the frame has
-         * announced cannot be sent. */
+        /* The file was shortened or cannot be read. So the DATA frame has announced bytes that
+         * cannot be sent. */
         if (r <= 0)
             return MONARCH_PEER_TO_CLOSE;
         give(c, stage->bounds->stall_ms);
         c->at += (uint64_t)r;
         __atomic_fetch_add(stage->bytes, (uint64_t)r, __ATOMIC_RELAXED);
         *left -= least(*left, (uint64_t)r);
-        /* If fewer than `n` bytes were sent, the socket is full. Another call of sendfile would
-         * send nothing, and would look up 16 pages of the file in vain. */
+        /* If fewer than `n` bytes were sent, the socket's buffer is full. Another call of sendfile
+         * would look up 16 pages of the file, and then send nothing. */
         if ((uint64_t)r < n)
             return MONARCH_PEER_TO_SEND;
     }
@@ -375,9 +373,9 @@ static io_state send_end(connection *c, stage_t *stage) {
     return MONARCH_PEER_GO;
 }
 
-/* Sets whether calls on the socket block. This is a setting of the socket, because sendfile has no
- * flag for a single call. Blocking in sendfile is the cheapest way to wait: it needs no further
- * call, no high-resolution timer, and no second look-up of the pages that were not sent. */
+/* Sets whether calls on the socket block. The socket itself must be changed, because sendfile has
+ * no such flag. A blocking sendfile is the cheapest way to wait: it needs no second system call, no
+ * high-resolution timer, and no second look-up of the pages that were not sent. */
 static void set_blocking(connection *c, int blocks) {
     if (c->blocks == blocks)
         return;

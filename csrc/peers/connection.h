@@ -6,8 +6,8 @@
 #include "peers/peers.h"
 #include "shared/clock.h"
 
-/* Size of the array of frames that wait to be sent. At most three frames wait at a time: DATA, SUM
- * and END. */
+/* Size of the array of frames that wait to be sent. At most three wait at the same time: a DATA, a
+ * SUM and an END. */
 #define MONARCH_PEER_FRAMES 4
 
 enum monarch_peer_state {
@@ -18,10 +18,11 @@ enum monarch_peer_state {
     MONARCH_PEER_ENDING,  /* the last frame is being sent */
 };
 
-/* The state of a connection: what it must do, or wait for, before it can continue. */
+/* What a connection must do, or wait for, before it can continue. */
 enum monarch_peer_io_state {
-    MONARCH_PEER_GO,       /* the connection need not wait, and can continue at once */
-    MONARCH_PEER_TO_YIELD, /* it could continue, but other connections should be served first */
+    MONARCH_PEER_GO, /* the connection can continue at once */
+    /* the connection could continue, but other connections should be served first */
+    MONARCH_PEER_TO_YIELD,
     MONARCH_PEER_TO_READ,
     MONARCH_PEER_TO_SEND,
     MONARCH_PEER_TO_WAIT, /* the connection waits for bytes of the file */
@@ -29,55 +30,58 @@ enum monarch_peer_io_state {
 };
 
 struct monarch_peer_connection {
-    /* The fields up to `deadline_ns` are the server's, and are used under its lock. */
-    int fd; /* -1: this place is free */
+    /* The fields up to `deadline_ns` belong to the server, and are used under the server's lock. */
+    int fd; /* -1: this element of the server's array `at` is free */
     uint32_t generation;
-    /* hears: checks the seals of requests; says: makes the seals of frames. Both are valid as long
-     * as `fd` is not -1. */
+    /* hears: checks the seals of requests. says: computes the seals of frames. Both are valid while
+     * `fd` is not -1. */
     struct monarch_mac *hears, *says;
-    int is_busy;      /* a thread works on the connection, and owns the fields from `due_ns` on */
+    /* a thread works on the connection; only this thread uses the fields from `due_ns` on */
+    int is_busy;
     int is_waiting;   /* the connection waits to be woken */
     uint32_t wait_at; /* index of the connection in the server's `waits` */
     uint64_t deadline_ns;
 
-    uint64_t due_ns; /* deadline of the connection's wait for bytes; 0: it does not wait */
+    uint64_t due_ns; /* deadline of the connection's wait for bytes of the file; 0: no wait */
     enum monarch_peer_state state;
     union {
         struct monarch_peer_request request;
         char bytes[sizeof(struct monarch_peer_request)];
     } in;
     unsigned got;
-    /* heard: number of requests received so far; said: number of frames made so far. Each is also
-     * the number of the next seal in its direction */
+    /* heard: number of requests received so far; said: number of frames made so far. Seals are
+     * numbered too: `heard` is the number of the next received seal, `said` of the next sent
+     * seal. */
     uint64_t heard, said;
     struct monarch_peer_frame out[MONARCH_PEER_FRAMES];
     /* frames: number of frames in `out`; sent: how many bytes of these frames were sent */
     unsigned frames, sent;
     struct monarch_peer_opened file;
     /* Positions in the file. at: the next byte to send. end: the end of the requested range.
-     * frame_end: the end of the current DATA frame. [piece, piece_end): the current piece, which is
-     * the range that one SUM covers. */
+     * frame_end: the end of the current DATA frame. [piece, piece_end): the current piece, that is,
+     * the bytes that one SUM covers. */
     uint64_t at, end, frame_end, piece, piece_end;
     int blocks; /* whether calls on the socket block */
 };
 
-/* The arguments of monarch_peer_step. Fields marked "the thread's own" are used by one thread only.
- * All other pointers lead to data that the server's threads share. */
+/* The arguments of monarch_peer_step. Data marked "the thread's own" is used by one thread only.
+ * All other data is shared by the server's threads. */
 struct monarch_peer_stage {
     const struct monarch_peer_files *files;
     const struct monarch_peer_bounds *bounds;
     uint64_t *requests, *bytes;  /* atomic */
     char *buffer;                /* the thread's own; MONARCH_PEER_CHUNK bytes */
     struct monarch_mac *content; /* the thread's own: computes digests */
-    int may_block; /* the step may wait up to MONARCH_PEER_STAY_MS until the socket accepts more */
+    /* the step may block up to MONARCH_PEER_STAY_MS until the socket accepts more bytes */
+    int may_block;
 };
 
 /* Maximum time [ms] for which a thread blocks on one connection whose peer receives no bytes. */
 #define MONARCH_PEER_STAY_MS 50
 
-/* Works on a connection until it must wait, or until other connections should be served. Returns
- * what must happen before the connection can continue. If `may_block` is set, the result TO_SEND
- * means that the socket accepted no more within MONARCH_PEER_STAY_MS. */
+/* Works on a connection until the connection must wait, or until other connections should be
+ * served. Returns what must happen before the connection can continue. If `may_block` is set, the
+ * result TO_SEND means that the socket accepted no more bytes within MONARCH_PEER_STAY_MS. */
 enum monarch_peer_io_state monarch_peer_step(struct monarch_peer_connection *c,
                                              const struct monarch_peer_stage *stage);
 /* Closes the file that the connection has open. */
@@ -85,12 +89,12 @@ void monarch_peer_let_go(struct monarch_peer_connection *c, const struct monarch
 
 /* --- server.c --------------------------------------------------------------------------------- */
 
-/* Call this when more of this file may have become available, or when the fill of the file has
- * failed. The connections that wait for the file then call the callbacks (struct
- * monarch_peer_files) again. */
+/* Wakes the connections that wait for this file, so that they call the callbacks (struct
+ * monarch_peer_files) again. Call this when more bytes of the file may be available, or when its
+ * fill has failed. */
 void monarch_peer_wake(struct monarch_peer_server *s, uint32_t source, uint64_t path_hash);
-/* Wakes each connection for which `open` has returned LATER, if `is_settled` returns true for its
- * request. The connection then calls `open` again. */
+/* Wakes connections that wait because `open` has returned LATER, so that they call `open` again.
+ * Wakes only those for whose requests `is_settled` returns true. */
 void monarch_peer_wake_if(struct monarch_peer_server *s,
                           int (*is_settled)(void *arg, const struct monarch_peer_request *wanted),
                           void *arg);

@@ -10,8 +10,8 @@
 
 /* EVP_CTRL_AEAD_GET_TAG of <openssl/evp.h>. */
 #define GET_TAG 0x10
-/* Maximum number of bytes for one call of EVP_EncryptUpdate, which takes their number as an int. It
- * is a multiple of the cipher's block size. */
+/* Maximum number of bytes for one call of EVP_EncryptUpdate, which takes this number as an int. It
+ * must be a multiple of the cipher's block size. */
 #define MOST_AT_ONCE (1UL << 30)
 
 /* The function types are those of <openssl/evp.h>, with `void` in place of its structs. */
@@ -30,8 +30,8 @@ static int is_there;
 
 struct monarch_mac {
     void *context;
-    /* 1: no call has failed since `begin`. After a failed call, the MAC must not be used: a broken
-     * library could make all MACs equal */
+    /* 1: no call has failed since monarch_mac_begin. After a failed call, the MAC must not be used,
+     * because a broken library could make all MACs equal */
     int works;
 };
 
@@ -54,8 +54,8 @@ static int find(void *library) {
     return 1;
 }
 
-/* Loads libcrypto. Prefers a version that is already loaded, so that the process does not load a
- * second one. Python's hashlib has usually loaded one. */
+/* Loads libcrypto. Prefers a version that is already loaded (usually by Python's hashlib), so that
+ * the process does not load a second one. */
 static void load(void) {
     const char *names[] = {"libcrypto.so.3", "libcrypto.so.4", "libcrypto.so.1.1"};
     const int modes[] = {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW};

@@ -1,6 +1,6 @@
 /* Message authentication with GMAC (NIST SP 800-38D), which is AES-128-GCM of associated data
- * alone. OpenSSL's libcrypto computes it with special instructions that all current processors
- * have. */
+ * alone. OpenSSL's libcrypto computes a GMAC fast, with special instructions that all current
+ * processors have. */
 #pragma once
 
 #ifndef MONARCH_CDEF
@@ -22,27 +22,29 @@ struct monarch_mac;
 struct monarch_mac *monarch_mac_new(const unsigned char *key);
 void monarch_mac_free(struct monarch_mac *m); /* m may be NULL */
 
-/* These functions compute the MAC of all bytes that are added between `begin` and `end`. Use each
- * number only once with a key: two MACs with the same number and key reveal the key to anybody who
- * sees both. */
+/* These functions compute the MAC of all bytes that are added between monarch_mac_begin and
+ * monarch_mac_end. Use each number only once with a key: somebody who sees two MACs with the same
+ * number and key can compute the key. */
 void monarch_mac_begin(struct monarch_mac *m, uint64_t number);
 void monarch_mac_add(struct monarch_mac *m, const void *bytes, size_t n);
 int monarch_mac_end(struct monarch_mac *m, unsigned char *mac); /* returns 0 on failure */
 
-/* A digest of file content: a MAC under a key that all nodes of the session share. Its number (the
- * argument of monarch_mac_begin) is always 0. A digest is never sent. Only the MAC of a frame is
- * sent, and this MAC covers the digest. So the digest acts as a universal hash (Wegman and Carter,
- * 1981): somebody who has seen no digest cannot find two contents with the same digest. */
+/* A digest of file content: a MAC with a key that all nodes of the session share. Its number (the
+ * argument of monarch_mac_begin) is always 0. This is safe because a digest is never sent: only the
+ * MAC of a frame is sent, which is computed from the digest and other bytes. So the digest acts as
+ * a universal hash (Wegman and Carter, 1981): somebody who sees no digest cannot find two contents
+ * with the same digest. */
 struct monarch_digest {
     unsigned char bytes[MONARCH_MAC_BYTES];
 };
 
-/* Computes the seal of frame `number` in one direction: the MAC of the frame's n bytes and of
- * `digest`. digest: the digest of the content that the frame authenticates; NULL for none. Returns
- * 1, or 0 if libcrypto has failed; the other end then rejects the seal. */
+/* Computes the seal of a frame or request: the MAC of its `n` bytes and of `digest`. number: how
+ * many were sent before in this direction. digest: the digest of the content that the frame
+ * authenticates; NULL for none. Returns 1, or 0 if libcrypto has failed; the receiver then rejects
+ * the seal. */
 int monarch_seal(struct monarch_mac *m, uint64_t number, const void *frame, size_t n,
                  const struct monarch_digest *digest, unsigned char *seal);
-/* Returns whether the seal is right. The time that this takes does not depend on where a wrong seal
- * differs from the right one. */
+/* Returns whether the seal is right. The time that the comparison takes does not depend on which
+ * bytes of a wrong seal are wrong, so an attacker learns nothing from this time. */
 int monarch_is_sealed(struct monarch_mac *m, uint64_t number, const void *frame, size_t n,
                       const struct monarch_digest *digest, const unsigned char *seal);

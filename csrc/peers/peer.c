@@ -1,7 +1,8 @@
 /* One peer of this node: keeps idle links to the peer, shares links among threads, and replaces
- * links that break. Python makes the connections, and decides whether requests to the peer are
- * suppressed for a while (monarch_py/peers/peer.py). Python is called for nothing else, so a fetch
- * over a working link never waits for the interpreter. */
+ * broken links. A link is a connection over which this node requests files. Python makes the
+ * connections, and decides whether to suppress requests to the peer for a while
+ * (monarch_py/peers/peer.py). Python is called for nothing else, so a fetch over a working link
+ * never waits for the interpreter. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -9,49 +10,49 @@
 
 #include "peers/connection.h"
 
-/* Maximum number of idle links that are kept. One link for each thread that fetches at the same
- * time is enough. */
+/* Maximum number of idle links that are kept open. More than one link for each thread that fetches
+ * is never needed. */
 #define IDLE_LINKS 16
-/* An answer of at least this size [bytes] counts as large. */
+/* An answer is called large from this size [bytes] on. */
 #define LARGE_BYTES (1024 * 1024)
-/* Number of slots. A thread that requests a large answer takes a slot, so at most this many large
- * answers are requested at a time. With more slots, no answer would arrive sooner, and each wake-up
- * on either side would handle fewer bytes. Answers for which a reader waits need no slot. */
+/* A thread that requests a large answer takes a slot first. This is the number of slots, which
+ * limits how many large answers are requested at the same time. With more slots, no answer would
+ * arrive sooner, and both nodes would wake up more often for fewer bytes each. Answers for which a
+ * reader waits need no slot. */
 #define LARGE_AT_ONCE 4
-/* Number of large answers that are requested on one link at a time. With two, the second request
- * arrives before the first answer has been sent completely. So the sender's socket never runs
- * empty, and sending costs half as much. Also, the large answers of all slots need only two links.
- * Two of the server's threads can stay with these links (can_stay in server.c), and its other
- * threads serve all other connections. */
+/* Number of large answers that are requested on one link at the same time. With two, the second
+ * request arrives before the first answer has been sent completely. So the sender's socket never
+ * runs empty, and sending costs half as much. Also, two links are sufficient for the large answers
+ * of all slots. The peer then needs only two threads that stay with these links (can_stay in
+ * server.c), and its other threads serve all other connections. */
 #define IN_LINE 2
-/* A thread that waits for a slot gives up, and continues without a slot, in two cases. First, no
- * large answer has arrived for this long [ns]: the threads that have the slots may be waiting for
- * the peer's source. Second, the thread has waited for twice this time. SLOT_NS and the time limit
- * for an answer's first byte add up to less than 2 s, the longest that a reader should wait before
- * it reads the source itself. */
+/* A thread that waits for a slot continues without a slot in two cases. First, no large answer has
+ * arrived for this long [ns], perhaps because the peer is waiting for the source. Second, the
+ * thread has waited for twice this time. SLOT_NS and the time limit for an answer's first byte add
+ * up to less than 2 s: no reader should wait longer before it reads the source itself. */
 #define SLOT_NS 500000000ULL
-/* If no link is idle, a thread that needs one waits for another thread's link, for at most this
- * long [ns]. There are three other limits: one for a connect, one for the wait for an answer's
- * first byte, and one for each later wait. This time plus any two of these limits is less than 2 s,
- * the longest that a reader should wait. */
+/* If no link is idle, a thread that needs a link waits at most this long [ns] for another thread to
+ * release one. Then it connects a new link. Connecting, the wait for an answer's first byte, and
+ * each later wait have time limits of their own. LINK_NS plus any two of these limits is less than
+ * 2 s, the longest that a reader should wait. */
 #define LINK_NS 50000000ULL
-/* A thread connects another link, even before LINK_NS has passed, once all threads together have
- * waited for links for this many times as long as the last connect took. */
+/* A thread connects another link even before LINK_NS has passed if the waits of all threads for
+ * links add up to this many times the duration of the last connect. */
 #define WAITS_PER_CONNECT 8
 /* If nodes are started together, all of them are serving after this time [ns]. */
 #define START_NS 10000000000ULL
 
 typedef struct monarch_peer peer;
 
-/* A thread that uses a link or waits for one. tag: the thread takes the answer with this tag from
- * the link. follower: the thread whose answer comes next on the link. All fields are protected by
- * the peer's lock. */
+/* A thread that uses a link or waits for one. tag: the number of the thread's request. follower:
+ * the thread whose answer comes next on the same link; it gets the link after this thread. The
+ * peer's lock protects all fields. */
 struct use {
     struct use *next;
     struct monarch_peer_link *link;
     uint64_t tag;
     int has_asked, can_be_followed;
-    /* the thread waits until the link is passed to it, or is known to be broken */
+    /* the thread waits until it gets the link, or until the link is found broken */
     int is_following;
     int has_passed; /* the thread has passed its link to the follower */
     struct use *follower;
@@ -63,22 +64,23 @@ struct monarch_peer {
     void *arg;
     pthread_mutex_t lock;
     pthread_cond_t slot_free, handed, link_free;
-    /* slots: number of slots in use. waiting: number of threads that wait for a slot. passed:
-     * number of slots that were passed to waiting threads, but not taken yet. All are under the
-     * lock. */
+    /* All under the lock. slots: number of slots in use. waiting: number of threads that wait for a
+     * slot. passed: number of slots that were released to waiting threads, which have not taken
+     * them yet. */
     unsigned slots, waiting, passed;
-    uint64_t came_ns; /* when the last answer to a request with a slot came; under the lock */
+    uint64_t came_ns; /* when the last answer to a request with a slot arrived; under the lock */
     unsigned idle;
-    /* Under the lock. in_use: number of threads that have a link or are connecting one. connecting:
-     * number of threads that are connecting a link. connect_ns: how long the last connect took.
-     * waited_ns: how long threads have waited for links since the last connect began. */
+    /* All under the lock. in_use: number of threads that have a link or are connecting one.
+     * connecting: number of threads that are connecting one. connect_ns: duration of the last
+     * connect. waited_ns: how long all threads together have waited for links since the last
+     * connect began. */
     unsigned in_use, connecting;
     uint64_t connect_ns, waited_ns;
     int has_failed; /* the peer has failed since it last worked; under the lock */
     int has_worked; /* the peer has worked at least once; atomic */
     int has_ended;  /* no request may be sent to the peer any more; under the lock */
-    /* under the lock: list of the `struct use` of all threads that have a link. Followers still
-     * wait for a link, and are not in the list. */
+    /* under the lock: list of the `struct use` of all threads that have a link. Followers, which do
+     * not have their link yet, are not in the list. */
     struct use *uses;
     uint64_t made_ns;
     struct monarch_peer_link *link[IDLE_LINKS];
@@ -151,10 +153,10 @@ static struct timespec time_of(uint64_t ns) {
     return (struct timespec){(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
 }
 
-/* Waits until a link is idle, or until threads have waited so long that the caller should connect
- * another link (WAITS_PER_CONNECT). Waiting is worthwhile because a connect costs both nodes more
- * processor time than many small answers do. While another thread connects a link, the caller waits
- * for the outcome; this time does not count as a wait. The caller holds the peer's lock. */
+/* Waits until a link is idle, or until the caller should connect another link (LINK_NS,
+ * WAITS_PER_CONNECT). It is worthwhile to wait, because one connect costs both nodes more processor
+ * time than many small answers. If another thread is connecting a link, also waits for the outcome;
+ * this time is not added to waited_ns. The caller holds the peer's lock. */
 static void await_link_locked(peer *p) {
     uint64_t now = monarch_now_ns(), since = now, limit = now + LINK_NS;
     while (!p->idle && p->in_use && now < limit) {
@@ -177,7 +179,7 @@ static void begin_connect_locked(peer *p) {
 }
 
 /* Returns an idle link, or NULL if the caller must connect one. In both cases, the caller must call
- * release_link later. waits: whether to wait for the links of other threads first. */
+ * release_link later. waits: whether to wait first until another thread releases a link. */
 static struct monarch_peer_link *acquire_link(peer *p, int waits) {
     pthread_mutex_lock(&p->lock);
     if (waits)
@@ -209,8 +211,8 @@ static void release_link(peer *p) {
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Notes that a fetch worked. l: the link of the fetch, which is idle now; NULL if another thread
- * has taken the link over. */
+/* Notes that a fetch has succeeded. l: the link of the fetch, which is idle now; NULL if another
+ * thread has the link now. */
 static void note_success(peer *p, struct monarch_peer_link *l) {
     pthread_mutex_lock(&p->lock);
     int is_kept = l && p->idle < IDLE_LINKS, is_well_again = p->has_failed;
@@ -241,8 +243,9 @@ static void note_failure(peer *p) {
 static void fails(peer *p, uint32_t status, uint64_t began_ns) {
     if (status != MONARCH_PEER_NO_ROOM && !has_ended(p))
         p->report(p->arg, status, began_ns);
-    /* Note the failure only after it was reported. A success is reported only while a failure is
-     * noted. So the report of a later success cannot come before the report of this failure. */
+    /* Report the failure first, and only then note it in has_failed. A success is reported only if
+     * has_failed is set. So the report of a later success cannot precede the report of this
+     * failure. */
     note_failure(p);
     forget_idle(p);
 }
@@ -263,8 +266,8 @@ static void enter(peer *p, struct use *me, const struct monarch_peer_get *g) {
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Ends the use of a link. If the link works and there is a follower, passes the link to the
- * follower and sets me->link to NULL. */
+/* Ends the thread's use of its link. If the link works and the thread has a follower, passes the
+ * link to the follower and sets me->link to NULL. */
 static void leave(peer *p, struct use *me, int works) {
     struct use **at = &p->uses;
     pthread_mutex_lock(&p->lock);
@@ -287,8 +290,8 @@ static void leave(peer *p, struct use *me, int works) {
 }
 
 /* Finds a link on which one more thread may send a request. The threads that share a link form a
- * line: first the thread that has the link, then its followers. Stores the thread that has the link
- * in *first. Returns the last thread in the line, or NULL if there is no such link. */
+ * chain: the thread that has the link comes first, and each thread points to its follower. Stores
+ * the first thread in *first. Returns the last thread, or NULL if there is no such link. */
 static struct use *find_line(const peer *p, struct use **first) {
     for (struct use *u = p->uses; u; u = u->next) {
         unsigned n = 1;
@@ -302,10 +305,10 @@ static struct use *find_line(const peer *p, struct use **first) {
     return NULL;
 }
 
-/* Sends a request on a link on which the answer to an earlier request is still arriving, and waits
- * for the end of that answer. The wait ends at the latest when that answer exceeds its own time
- * limits. Returns whether the caller then has the link. The result is 0 if no link could take one
- * more request, or if the earlier answer has broken the link. */
+/* Sends a request on a link on which another thread is still receiving an answer, and waits until
+ * that thread passes the link on. The wait is limited by the time limits of that answer. Returns
+ * whether the caller now has the link. The result is 0 if no link could take one more request, or
+ * if the link has broken. */
 static int follow(peer *p, struct use *me, const struct monarch_peer_get *g) {
     pthread_mutex_lock(&p->lock);
     struct use *first, *last = find_line(p, &first);
@@ -320,8 +323,8 @@ static int follow(peer *p, struct use *me, const struct monarch_peer_get *g) {
     return me->link != NULL;
 }
 
-/* Fetches the ranges over the link of `me`, as monarch_peer_fetch does. monarch_peer_hang_up can
- * end the call. */
+/* Fetches the ranges over the link of `me`, as monarch_peer_fetch does. During the call,
+ * monarch_peer_hang_up can cut the link. */
 static int fetch(peer *p, struct use *me, struct monarch_peer_get *gets, uint64_t n, char *buffer,
                  monarch_peer_arrived arrived, void *arg) {
     int r;
@@ -335,8 +338,8 @@ static int fetch(peer *p, struct use *me, struct monarch_peer_get *gets, uint64_
     return r;
 }
 
-/* Returns the status that says why a link broke: the status of the failed answer if that status is
- * more specific than CUT, otherwise CUT. */
+/* Returns why a link broke: the status of the answer that failed, or CUT if no answer has a more
+ * specific status. */
 static uint32_t reason(const struct monarch_peer_get *gets, uint64_t n) {
     for (uint64_t i = 0; i < n; i++)
         if (gets[i].status == MONARCH_PEER_TIMEOUT || gets[i].status == MONARCH_PEER_WRONG_BYTES ||
@@ -345,10 +348,10 @@ static uint32_t reason(const struct monarch_peer_get *gets, uint64_t n) {
     return MONARCH_PEER_CUT;
 }
 
-/* Requests one byte of each block that arrived damaged, so that the peer checks its copy of the
- * block. Before the peer sends a part of a block, it must check the whole block. So the peer finds
- * out whether the block has rotted since the block's sum was recorded. The request needs a new
- * link, because the next bytes on the old link cannot be parsed. */
+/* Makes the peer check its copy of each block that arrived damaged: requests one byte of the block,
+ * because a peer must check a whole block before it sends a part of it. So the peer finds out
+ * whether the block has rotted since its sum was recorded. The request needs a new link, because
+ * the next bytes on the old link cannot be parsed. */
 static void have_looked_at(peer *p, const struct monarch_peer_get *gets, uint64_t n) {
     for (uint64_t i = 0; i < n; i++) {
         uint32_t status;
@@ -377,8 +380,8 @@ static int none(struct monarch_peer_get *gets, uint64_t n, uint32_t status) {
     return -1;
 }
 
-/* Takes a slot. A thread that already waits always gets a slot before a newcomer does. Returns 0 if
- * no slot became free in time. */
+/* Takes a slot. Threads that already wait get free slots before a thread that calls this function
+ * now. Returns 0 if no slot became free in time. */
 static int acquire_slot(peer *p) {
     uint64_t began = monarch_now_ns(), now = began;
     pthread_mutex_lock(&p->lock);
@@ -427,9 +430,9 @@ static int ask_with(peer *p, struct use *me, struct monarch_peer_get *gets, uint
             note_success(p, me->link);
             return 0;
         }
-        /* If the link was closed before any frame of the answer arrived, the peer has not failed.
-         * It may have closed the link because the link was idle for a long time, or it may have
-         * been restarted. If an answer did not arrive in time, the peer has failed. */
+        /* If the link was closed before any frame of the answer arrived, the peer has not failed:
+         * it may have closed the idle link, or may have been restarted. If the answer did not
+         * arrive in time, the peer has failed. */
         int was_closed =
             monarch_peer_link_frames(me->link) == frames && reason(gets, n) == MONARCH_PEER_CUT;
         monarch_peer_link_close(me->link);
@@ -473,13 +476,12 @@ int monarch_peer_ask(peer *p, struct monarch_peer_get *gets, uint64_t n, char *b
                      monarch_peer_arrived arrived, void *arg) {
     uint64_t bytes = 0;
     for (uint64_t i = 0; i < n && bytes < LARGE_BYTES; i++)
-        /* A range for which a reader waits needs no slot. So count only the bytes of other
-         * ranges. */
+        /* Ranges for which a reader waits need no slot, so their bytes are not counted. */
         bytes += gets[i].is_awaited ? 0 : gets[i].length;
     if (bytes < LARGE_BYTES)
         return ask(p, gets, n, 0, buffer, arrived, arg);
-    /* A request without a slot does not share a link. So no other request waits behind it, and it
-     * waits behind no other request. */
+    /* A request without a slot gets a link of its own, because two requests on one link wait for
+     * each other. */
     int has_slot = acquire_slot(p);
     int r = ask(p, gets, n, has_slot && n == 1, buffer, arrived, arg);
     if (has_slot)

@@ -1,16 +1,16 @@
 /* Sends ranges of files from one node's copies to another node, over a connected stream socket.
  *
- * The server answers many connections with a few threads. A server thread may wait for the local
- * disk. It waits for a peer only briefly, and only while enough other threads are free
- * (MONARCH_PEER_STAY_MS). The client has no threads of its own: the thread that wants the bytes
- * calls the client's functions. Python decides which node to ask, makes the connections and keeps
- * the secret (monarch_py/peers). */
+ * The server serves many connections with a few threads. A server thread may block while it reads
+ * the local disk. It blocks on a connection only briefly (MONARCH_PEER_STAY_MS), and only while
+ * enough other threads are free. The client has no threads of its own: the thread that needs the
+ * bytes calls the client's functions. Python decides which node to ask, makes the connections and
+ * keeps the secret (monarch_py/peers). */
 #pragma once
 
 #include "peers/wire.h"
 
-/* The keys that both ends of a connection have derived from the session's secret and their
- * greetings (monarch_py/peers/handshake.py). */
+/* The keys of one connection. Both ends have computed them from the session's secret and the
+ * messages of the handshake (monarch_py/peers/handshake.py). */
 struct monarch_peer_keys {
     unsigned char mine[MONARCH_KEY_BYTES];   /* key for messages that this end sends */
     unsigned char theirs[MONARCH_KEY_BYTES]; /* key for messages that the other end sends */
@@ -22,11 +22,11 @@ struct monarch_peer_bounds {
     uint32_t threads, connections; /* maximum number of threads, and of connections */
     /* a connection that has had no request for this long is closed */
     uint32_t idle_ms;
-    /* a connection is closed if a request is not complete this long after its first byte, or if the
-     * peer accepts no byte of an answer for this long */
+    /* maximum time from the first byte of a request to its last byte, and maximum time for which
+     * the peer accepts no byte of an answer; otherwise the connection is closed */
     uint32_t stall_ms;
-    /* if an answer has waited this long for bytes that are not available yet, it ends with COMING
-     * or TIMEOUT */
+    /* maximum time for which an answer waits for bytes that are not available yet; then the answer
+     * ends with COMING or TIMEOUT */
     uint32_t wait_ms;
     uint32_t unused;
 };
@@ -34,17 +34,17 @@ struct monarch_peer_bounds {
 struct monarch_peer_counts {
     uint64_t connections;     /* connections that are open now */
     uint64_t accepted;        /* connections that were accepted so far */
-    uint64_t dropped;         /* connections that ended in the middle of a request or an answer */
+    uint64_t dropped;         /* connections that ended during a request or an answer */
     uint64_t requests, bytes; /* number of requests begun, number of bytes sent */
     uint64_t waiting;         /* requests that wait for bytes now */
 };
 
 struct monarch_peer_server;
 
-/* Takes over a connected socket whose peer has proved that it belongs to the session. If there are
- * as many connections as allowed, the new connection replaces the one that has been idle for
- * longest. Returns 0; -EBUSY if no connection is idle; or another -errno. After an error the socket
- * stays the caller's. */
+/* Takes over a connected socket whose peer has proved that it belongs to the session. If the
+ * maximum number of connections is reached, the new connection replaces the one that has been idle
+ * for the longest time. Returns 0; -EBUSY if no connection is idle; or another -errno. After an
+ * error, the caller must close the socket. */
 int monarch_peer_server_adopt(struct monarch_peer_server *s, int fd,
                               const struct monarch_peer_keys *keys);
 int monarch_peer_server_has_room(struct monarch_peer_server *s);
@@ -53,8 +53,9 @@ void monarch_peer_server_counts(struct monarch_peer_server *s, struct monarch_pe
 
 /* Maximum amount of data [bytes] that is read from a socket or a file at a time. */
 #define MONARCH_PEER_CHUNK 262144
-/* An answer of at most this size [bytes] is sent together with its frames in one call, and is also
- * received in one call: copying the bytes costs less than further calls. */
+/* An answer of at most this size [bytes] is sent together with its frames in one system call, and
+ * received in one. The bytes must be copied for this, but that costs less than more system
+ * calls. */
 #define MONARCH_PEER_SMALL 32768
 
 /* One range of a file: the request, the destination of the bytes, and the outcome. */
@@ -66,10 +67,11 @@ struct monarch_peer_get {
     uint64_t at;     /* offset in `to` */
     uint32_t source;
     int32_t to;
-    uint32_t is_awaited; /* a reader waits for exactly these bytes */
-    uint32_t is_doubted; /* the block arrived damaged before, so the peer should check its copy */
-    uint32_t status;     /* outcome: enum monarch_peer_status */
-    /* number of bytes, from the range's beginning on, that were received with a correct sum */
+    uint32_t is_awaited; /* a reader is waiting for these bytes */
+    /* the block has arrived damaged before, so the peer should check its copy */
+    uint32_t is_doubted;
+    uint32_t status; /* outcome: enum monarch_peer_status */
+    /* number of bytes at the beginning of the range that were received with a correct sum */
     uint64_t received;
     int32_t error;     /* errno if the status is NO_ROOM */
     uint32_t is_owner; /* 1: according to this node, the peer owns the file */
@@ -77,38 +79,39 @@ struct monarch_peer_get {
 
 struct monarch_peer_link;
 
-/* Called after a piece of the range gets[which] has arrived, and its sum and seal have proved
- * correct. The piece has `bytes` bytes, and begins at offset `first` of the range. `sum` is its
- * XXH3-64, and `digest` is its digest (MONARCH_MAC_BYTES). */
+/* Called after a piece of the range gets[which] has arrived with a correct sum and seal. first:
+ * offset of the piece in the range. bytes: its length. sum: its XXH3-64. digest: its digest
+ * (MONARCH_MAC_BYTES bytes). */
 typedef void (*monarch_peer_arrived)(void *arg, uint64_t which, uint64_t first, uint64_t bytes,
                                      uint64_t sum, const unsigned char *digest);
 
-/* Takes over a connected socket. Returns NULL if memory is exhausted or libcrypto is not installed;
- * the caller then keeps the socket. content_key: the session's key for digests; the server uses the
- * same key. first_byte_ms limits the wait for an answer's first frame; between_ms limits each later
- * wait. */
+/* Makes a link from a connected socket. Returns NULL if memory is exhausted or libcrypto is not
+ * installed; the caller must then close the socket. content_key: the session's key for digests; the
+ * server uses the same key. first_byte_ms: time limit for an answer's first frame. between_ms: time
+ * limit of each later wait. */
 struct monarch_peer_link *monarch_peer_link_new(int fd, const struct monarch_peer_keys *keys,
                                                 const unsigned char *content_key,
                                                 uint32_t first_byte_ms, uint32_t between_ms);
 /* Fetches all ranges, and returns when every range has its status. Requests are sent without
  * waiting for earlier answers. Returns 0, or -1 if the link cannot be used any more; ranges without
  * an answer then have the status CUT. Only one thread at a time may call this function for a link.
- * buffer: MONARCH_PEER_CHUNK bytes, for ranges that go into files; NULL: the function allocates
- * one. A link has no buffer of its own, because many links are idle. */
+ * buffer: MONARCH_PEER_CHUNK bytes; NULL: the function allocates a buffer. A link does not keep a
+ * buffer, because many links are idle. */
 int monarch_peer_fetch(struct monarch_peer_link *l, struct monarch_peer_get *gets, uint64_t n,
                        char *buffer, monarch_peer_arrived arrived, void *arg);
-/* These two calls together fetch one range. The range can be requested while the answer to the
- * previous request is still arriving. One thread may be in monarch_peer_request while another
- * thread is in monarch_peer_take; neither function may be called by two threads at a time. Answers
- * must be taken in the order of the requests. monarch_peer_request does not wait; it returns 0, or
- * -1 if the request was not sent. monarch_peer_take returns what monarch_peer_fetch returns. */
+/* These two functions together fetch one range: monarch_peer_request sends the request, and
+ * monarch_peer_take receives the answer with the same tag. So a request can be sent while the
+ * answer to the previous request is still arriving. One thread may be in monarch_peer_request while
+ * another thread is in monarch_peer_take, but two threads must not be in the same function. Answers
+ * must be taken in the sequence of the requests. monarch_peer_request does not wait. It returns 0,
+ * or -1 if the request was not sent. monarch_peer_take returns what monarch_peer_fetch returns. */
 int monarch_peer_request(struct monarch_peer_link *l, const struct monarch_peer_get *g,
                          uint64_t *tag);
 int monarch_peer_take(struct monarch_peer_link *l, struct monarch_peer_get *g, uint64_t tag,
                       char *buffer, monarch_peer_arrived arrived, void *arg);
 /* Returns the number of frames that have arrived over the link; 0: the link has never worked. */
 uint64_t monarch_peer_link_frames(const struct monarch_peer_link *l);
-/* Cuts the connection. A fetch that another thread runs on the link then ends. */
+/* Cuts the connection. If another thread is fetching over the link, its fetch then ends. */
 void monarch_peer_link_cut(const struct monarch_peer_link *l);
 void monarch_peer_link_close(struct monarch_peer_link *l);
 
@@ -118,25 +121,26 @@ struct monarch_peer;
 /* Makes a new link. Returns NULL if that fails, or if requests to this peer are suppressed for now;
  * *status then says why. */
 typedef struct monarch_peer_link *(*monarch_peer_connect)(void *arg, uint32_t *status);
-/* Called in two cases. When a link has broken, `status` says why. When the peer works again,
- * `status` is MONARCH_PEER_OK. began_ns: when the failed fetch began [ns of CLOCK_MONOTONIC]. */
+/* Called when a link has broken, and when the peer works again. status: why the link has broken, or
+ * MONARCH_PEER_OK if the peer works again. began_ns: when the failed fetch began [ns of
+ * CLOCK_MONOTONIC]. */
 typedef void (*monarch_peer_report)(void *arg, uint32_t status, uint64_t began_ns);
 
 /* Makes a peer. Returns NULL if memory is exhausted. */
 struct monarch_peer *monarch_peer_new(monarch_peer_connect connect, monarch_peer_report report,
                                       void *arg);
-/* Adds an idle link that the caller has connected. */
+/* Adds a link that the caller has connected, as an idle link. */
 void monarch_peer_add_link(struct monarch_peer *p, struct monarch_peer_link *l);
-/* Like monarch_peer_fetch, but any number of threads may call it at a time; large answers share
- * links. Sets the status of each range even if the call fails. Returns 0, or -1 if the peer has
- * failed or requests to it are suppressed for now. */
+/* Fetches ranges from the peer, like monarch_peer_fetch, but chooses or connects the link itself.
+ * Many threads may call this function at the same time. Sets the status of each range even if the
+ * call fails. Returns 0, or -1 if the peer has failed or requests to it are suppressed now. */
 int monarch_peer_ask(struct monarch_peer *p, struct monarch_peer_get *gets, uint64_t n,
                      char *buffer, monarch_peer_arrived arrived, void *arg);
-/* Returns whether the peer may still be starting: it has never answered, and this node has known it
- * only for a short time. */
+/* Returns whether the peer's daemon may still be starting: no fetch has succeeded and no link was
+ * added yet, and monarch_peer_new was called only a short time ago. */
 int monarch_peer_is_starting(const struct monarch_peer *p);
-/* Ends all requests to the peer, and refuses new requests. The ranges of all these requests get the
- * status CUT. */
+/* Ends all requests to the peer, and makes all later requests fail. The ranges of all these
+ * requests get the status CUT. */
 void monarch_peer_hang_up(struct monarch_peer *p);
 /* Frees the peer. Call this when no thread uses the peer any more. */
 void monarch_peer_free(struct monarch_peer *p);

@@ -1,7 +1,7 @@
-/* The threads of the peer server. Each connection is a small state machine. One thread at a time
- * works on a connection. A thread works on a connection when the connection's socket is ready, when
- * the bytes that the connection waits for may be there, or when the connection's deadline has
- * passed. */
+/* The threads of the peer server, which sends this node's copies to other nodes. Each connection is
+ * a small state machine, and only one thread at a time works on it. A thread works on a connection
+ * in three cases: its socket is ready; the bytes of the file for which it waits may be available;
+ * or its deadline has passed. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -19,13 +19,13 @@
 #include "peers/connection.h"
 #include "shared/buffer.h"
 
-/* While any connection has a request, a passed deadline is noticed within this time [ms]. */
+/* While any connection has a request, deadlines are checked at this interval [ms]. */
 #define TICK_MS 100
-/* While no connection has a request, a passed deadline is noticed within this time [ms]. An idle
- * server wakes only this often. */
+/* While no connection has a request, deadlines are checked at this interval [ms]. So the threads of
+ * an idle server wake only rarely. */
 #define IDLE_TICK_MS 5000
 /* Size of a socket's send buffer [bytes]. A thread that has filled the buffer is woken only when a
- * third of the buffer is free. Until then, the kernel must be able to continue to send, so the
+ * third of the buffer is free. Until then, the kernel sends from the rest of the buffer. So the
  * buffer is larger than the number of bytes that can be in flight. */
 #define SEND_ROOM (4 << 20)
 
@@ -35,15 +35,15 @@ typedef struct monarch_peer_server server;
 struct monarch_peer_server {
     struct monarch_peer_files files;
     struct monarch_peer_bounds bounds;
-    /* guards the fields from `open` to `used`, and the fields of each connection that are the
-     * server's (see connection.h) */
+    /* guards the fields from `open` to `used`, and those fields of each connection that belong to
+     * the server (connection.h) */
     pthread_mutex_t lock;
     uint64_t open, accepted, dropped;
-    uint32_t *waits;  /* connections that wait for bytes, in no particular order */
+    uint32_t *waits;  /* indexes of the connections that wait for bytes, unsorted */
     uint32_t waiting; /* atomic: the number of connections in `waits` */
-    uint32_t used;    /* the elements of `at` from this index on were never used */
+    uint32_t used;    /* number of elements of `at` that were ever used; these are the first ones */
     uint64_t requests, bytes, active, next_sweep_ns; /* atomic */
-    uint64_t wakes; /* atomic: the number of calls that wake connections; see has_waiting */
+    uint64_t wakes; /* atomic: number of calls so far that wake connections; see has_waiting */
     /* stopping: atomic; stop: an eventfd, which becomes readable when the server stops */
     int epoll, stop, stopping, idle_tick_ms;
     int has_send_room;
@@ -57,8 +57,8 @@ static uint64_t name_of(const server *s, const connection *c) {
     return (uint64_t)(c - s->at) << 32 | c->generation;
 }
 
-/* Claims the connection to which an event belongs. Returns NULL if that connection has ended, or if
- * another thread already works on it because its deadline has passed. */
+/* Claims the connection to which an event of epoll belongs. Returns NULL if this connection has
+ * ended, or if another thread already works on it because its deadline has passed. */
 static connection *claim(server *s, uint64_t name) {
     connection *c = &s->at[name >> 32];
     pthread_mutex_lock(&s->lock);
@@ -81,9 +81,9 @@ static void close_locked(server *s, connection *c) {
 }
 
 /* Requests the connection's next event from epoll. The caller holds the server's lock, and clears
- * `is_busy` before it releases the lock. Another thread may receive the event at once, but a thread
- * can claim or close a connection only under the lock. So the other thread finds `is_busy` cleared,
- * and the descriptor stays open during this call. */
+ * `is_busy` before it releases the lock. Another thread may receive the event at once. But it needs
+ * the lock to claim or to close the connection, so it finds `is_busy` cleared, and the descriptor
+ * stays open during this call. */
 static void arm(server *s, connection *c, enum monarch_peer_io_state next) {
     uint32_t events = next == MONARCH_PEER_TO_READ ? EPOLLIN : EPOLLOUT;
     struct epoll_event e = {.events = EPOLLONESHOT | events, .data.u64 = name_of(s, c)};
@@ -105,9 +105,9 @@ static void end_to_wait(server *s, connection *c) {
     s->at[last].wait_at = c->wait_at;
 }
 
-/* Releases a connection after a step. If the result is 0, the thread must continue with the
- * connection: the bytes for which the connection is to wait may have become available since the
- * thread last checked for them. */
+/* Releases a connection after a step. Returns 0 if the thread must continue with the connection
+ * instead: the connection was about to wait for bytes, but they may have become available in the
+ * meantime. wakes: the value of `wakes` before the step. */
 static int hand_back(server *s, connection *c, const struct monarch_peer_stage *stage,
                      enum monarch_peer_io_state next, uint64_t wakes) {
     int is_done = 1;
@@ -130,9 +130,9 @@ static int hand_back(server *s, connection *c, const struct monarch_peer_stage *
     return is_done;
 }
 
-/* Returns whether a thread may block in a call on its connection's socket. Blocking costs less than
- * waiting with epoll. But a thread may block only while there are enough threads for all other
- * active connections. */
+/* Returns whether a thread may block in a call on its connection's socket, which costs less than a
+ * wait with epoll. It may do so only while the other threads are enough for all other active
+ * connections. */
 static int can_stay(server *s) {
     return !__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE) &&
            __atomic_load_n(&s->active, __ATOMIC_RELAXED) < s->bounds.threads;
@@ -148,8 +148,8 @@ static enum monarch_peer_io_state step(server *s, connection *c, struct monarch_
     return next;
 }
 
-/* Works on a connection that the calling thread has claimed. Returns 1 if the thread still has the
- * connection, and can send more on it. */
+/* Works on a connection that the calling thread has claimed, and then releases it. Returns 1 if the
+ * thread has not released the connection, because it can send more on it. */
 static int work_on(server *s, connection *c, struct monarch_peer_stage *stage, int stays) {
     for (int is_done = 0; !is_done;) {
         uint64_t wakes = __atomic_load_n(&s->wakes, __ATOMIC_SEQ_CST);
@@ -163,10 +163,10 @@ static int work_on(server *s, connection *c, struct monarch_peer_stage *stage, i
 
 /* --- waits and deadlines ---------------------------------------------------------------------- */
 
-/* Searches the connections from index *from on, and claims the first whose deadline has passed.
- * Returns NULL if there is none. Sets *from to the index at which the next search begins. Sets
- * *waited to 1 if the connection was waiting for bytes of its file, and to 0 if it was waiting for
- * its peer. */
+/* Searches the connections from index *from on, and claims the first connection that has missed its
+ * deadline. Returns NULL if there is none. Sets *from to the index at which the next search must
+ * begin. Sets *waited to 1 if the connection was waiting for bytes of its file, and to 0 if it was
+ * waiting for its peer. */
 static connection *take_late(server *s, uint32_t *from, uint64_t now, int *waited) {
     connection *found = NULL;
     pthread_mutex_lock(&s->lock);
@@ -195,7 +195,7 @@ static void sweep(server *s, struct monarch_peer_stage *stage) {
     int waited = 0;
     for (connection *c; (c = take_late(s, &from, now, &waited));) {
         if (waited) {
-            work_on(s, c, stage, 0); /* only the answer ends; the connection stays open */
+            work_on(s, c, stage, 0); /* ends the answer, but not the connection */
         } else {
             __atomic_fetch_sub(&s->active, (uint64_t)is_active(c), __ATOMIC_SEQ_CST);
             hand_back(s, c, stage, MONARCH_PEER_TO_CLOSE, 0);
@@ -203,19 +203,20 @@ static void sweep(server *s, struct monarch_peer_stage *stage) {
     }
 }
 
-/* Ends a connection's wait for bytes of its file. From then on, any free thread works on the
- * connection when the socket accepts bytes. */
+/* Ends a connection's wait for bytes of its file. A free thread will continue with the connection
+ * as soon as its socket accepts bytes. */
 static void wake(server *s, connection *c) {
     end_to_wait(s, c);
     c->deadline_ns = monarch_now_ns() + s->bounds.stall_ms * 1000000ULL;
     arm(s, c, MONARCH_PEER_TO_SEND);
 }
 
-/* Counts a call that wakes connections. Returns whether any connection waits. A thread that is
- * working on a connection at this moment must not miss the call. Before such a thread leaves its
- * connection waiting, it first raises `waiting`, and then checks whether `wakes` has changed since
- * it last looked for bytes (hand_back). So either this function sees that the connection waits, or
- * the thread sees this call, and looks for bytes once more. */
+/* Counts a call that wakes connections in `wakes`. Returns whether any connection waits. At this
+ * moment, another thread may have found no bytes for its connection, and may be about to leave the
+ * connection waiting. That other thread first increments `waiting`, and then checks whether `wakes`
+ * has changed since it last looked for bytes (hand_back). So no wake-up is lost: either this
+ * function sees that the connection waits, or the other thread sees the change and looks for bytes
+ * again. */
 static int has_waiting(server *s) {
     __atomic_fetch_add(&s->wakes, 1, __ATOMIC_SEQ_CST);
     return __atomic_load_n(&s->waiting, __ATOMIC_SEQ_CST) > 0;
@@ -252,17 +253,17 @@ static void *serve(void *arg) {
     alignas(MONARCH_PAGE_BYTES) char buffer[MONARCH_PEER_CHUNK]; /* aligned as in buffer.h */
     struct monarch_peer_stage stage = {
         &s->files, &s->bounds, &s->requests, &s->bytes, buffer, monarch_mac_new(s->content_key), 0};
-    /* Signals are blocked because sendfile raises SIGPIPE when the peer is gone. Unlike send,
-     * sendfile has no flag MSG_NOSIGNAL. */
+    /* Block all signals, because sendfile raises SIGPIPE if the peer has closed the connection.
+     * Unlike send, sendfile has no flag MSG_NOSIGNAL. */
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, NULL);
     while (stage.content && !__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE)) {
         struct epoll_event event;
-        /* All threads watch the deadlines, because the disk may delay any single thread. */
+        /* All threads check deadlines, because a slow disk may block any single thread. */
         int tick = __atomic_load_n(&s->active, __ATOMIC_SEQ_CST) ? TICK_MS : s->idle_tick_ms;
-        /* A thread takes one event at a time. So another thread can take the next event while this
-         * thread waits for the disk. */
+        /* Take only one event, so that another thread can take the next one while this thread waits
+         * for the disk. */
         int n = epoll_wait(s->epoll, &event, 1, tick);
         if (__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE))
             break;
@@ -277,9 +278,9 @@ static void *serve(void *arg) {
 
 /* --- calls from Python ------------------------------------------------------------------------ */
 
-/* Returns whether sockets can have send buffers of SEND_ROOM. If the administrator allows only
- * smaller buffers, no size is set. The kernel then grows each buffer as needed; it does not grow a
- * buffer whose size was set. */
+/* Returns whether sockets may have send buffers of SEND_ROOM bytes. If the system's limit is lower,
+ * no size is set at all, because the kernel automatically enlarges only buffers whose size was not
+ * set. */
 static int can_have_send_room(void) {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), room = SEND_ROOM;
     socklen_t n = sizeof room;
@@ -290,8 +291,8 @@ static int can_have_send_room(void) {
     return is_told && room >= 2 * SEND_ROOM; /* the kernel reports twice the size that was set */
 }
 
-/* Sets the socket's options, among them those by which the kernel detects peers that have vanished
- * without closing their connections. */
+/* Sets the socket's options. Some of them make the kernel detect peers that have vanished without
+ * closing their connections. */
 static void set_options(int fd, const struct monarch_peer_bounds *bounds, int has_send_room) {
     int on = 1, idle_s = 30, room = SEND_ROOM;
     unsigned timeout_ms = bounds->stall_ms;
@@ -306,9 +307,9 @@ static void set_options(int fd, const struct monarch_peer_bounds *bounds, int ha
     setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
 }
 
-/* Returns a free place. If there is none, returns the place of the connection that has had no
- * request for the longest time. The peer opens a new connection when it needs one. Returns
- * bounds.connections if all connections have requests. */
+/* Returns the index of a free element of `at`. If there is none, returns the index of the
+ * connection that has had no request for the longest time; its peer can open a new connection
+ * later. Returns bounds.connections if all connections have requests. */
 static uint32_t find_place(server *s) {
     uint32_t idle = s->bounds.connections;
     for (uint32_t i = 0; i < s->bounds.connections; i++) {
@@ -322,7 +323,7 @@ static uint32_t find_place(server *s) {
     return idle;
 }
 
-/* Puts the connection `fresh` into the place `c`. The caller holds the lock. Returns 0 or
+/* Stores the connection `fresh` in the element `c` of `at`. The caller holds the lock. Returns 0 or
  * -errno. */
 static int enter_locked(server *s, connection *c, const connection *fresh) {
     uint32_t i = (uint32_t)(c - s->at), generation = c->generation;
@@ -382,7 +383,7 @@ void monarch_peer_end(server *s) {
     struct monarch_peer_stage stage = {.files = &s->files, .bounds = &s->bounds};
     uint64_t one = 1;
     __atomic_store_n(&s->stopping, 1, __ATOMIC_SEQ_CST);
-    /* No thread reads from the eventfd, so it stays readable and wakes every thread. */
+    /* No thread reads from this eventfd. So it stays readable and wakes every thread. */
     while (s->stop >= 0 && write(s->stop, &one, sizeof one) < 0 && errno == EINTR)
         ;
     pthread_mutex_lock(&s->lock);

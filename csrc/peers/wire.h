@@ -1,24 +1,27 @@
-/* The protocol between two nodes. It begins when each node has proved that it belongs to the
- * session. Python runs the handshake that proves this (monarch_py/peers/handshake.py), and then
- * passes the connected socket to C.
+/* The protocol by which one node sends ranges of files to another node. Before it begins, Python
+ * runs a handshake in which each node proves that it belongs to the session
+ * (monarch_py/peers/handshake.py). Python then passes the connected socket to C.
  *
  * A request is one struct; the answer is a sequence of frames:
  *
  *     DATA n, n bytes, [DATA n, n bytes, ...] SUM, ..., END status
  *
  * Each request and each frame ends with a seal: the MAC (mac.h) of all its bytes before the seal.
- * The MAC's key is that of this connection and direction, and the MAC's number is the number of the
- * request or frame, counted from 0. So if an attacker on the network changes, repeats, reorders or
- * drops a request or a frame, or reflects it to its sender, the receiver notices. A SUM comes at
- * the end of every block and at the end of the range. The value of a SUM is the XXH3-64 of the
- * bytes since the last SUM. For a whole block, this is the sum that the block's fill recorded; for
- * a part of a block, it is computed when the part is sent. The seal of a SUM also covers a keyed
- * digest of the same bytes (struct monarch_digest). The digest is never sent: the receiver computes
- * its own. An END may come in place of any frame; the receiver then discards the bytes since the
- * last SUM. Requests may be sent without waiting for earlier answers. The answers come in the order
- * of the requests.
+ * Each connection has one key per direction. Each MAC also depends on the number of the request or
+ * frame in its direction, counted from 0. So the receiver notices if an attacker on the network
+ * changes, repeats, reorders or drops a request or a frame, or sends it back to its sender.
  *
- * Numbers are little-endian, as on every machine that Monarch supports; no path is ever sent. */
+ * A SUM comes at the end of every block and at the end of the range. Its value is the XXH3-64 of
+ * the bytes since the last SUM. For a whole block, this is the sum that the fill of the copy has
+ * recorded, if the sum is known; otherwise the sum is computed when the bytes are sent. The seal of
+ * a SUM also covers a keyed digest of the same bytes (struct monarch_digest). The digest is never
+ * sent: the receiver computes it from the bytes. An END may come in place of any frame; the
+ * receiver then discards the bytes since the last SUM.
+ *
+ * Several requests may be sent before the first answer arrives. The answers come in the sequence of
+ * the requests.
+ *
+ * Numbers are little-endian, as on every machine that Monarch supports. No path is ever sent. */
 #pragma once
 
 #include "peers/mac.h"
@@ -34,21 +37,22 @@ enum {
     MONARCH_PEER_FRAME = 0x3346504d,   /* "MPF3" */
 };
 
-/* A request. It identifies a file by attributes that are the same in the catalogs of all nodes. */
+/* A request for a range of a file. It identifies the file by attributes that are the same in the
+ * catalogs of all nodes. */
 struct monarch_peer_request {
     uint32_t magic;
     uint32_t source;    /* number of the source in the configuration */
     uint64_t tag;       /* identifies the request in every frame of its answer */
     uint64_t path_hash; /* the `hash` of the file's entry */
     uint64_t size;
-    /* the file's version, a number that all nodes compute from the file's times
+    /* the file's version: a number that each node computes from the file's times
      * (monarch_times_of) */
     int64_t mtime_ns;
-    /* the requested bytes; length 0 only asks whether the node has the file */
+    /* the requested bytes; length 0: the sender only asks whether the receiver has the file */
     uint64_t first, length;
-    uint16_t is_awaited; /* a reader waits for exactly these bytes */
-    /* an earlier answer with this block was damaged, so the node that receives this request should
-     * check its copy */
+    uint16_t is_awaited; /* a reader is waiting for these bytes */
+    /* the block arrived damaged in an earlier answer, so the receiver of this request should check
+     * its copy */
     uint16_t is_doubted;
     uint16_t is_owner; /* the sender considers the receiver the file's owner */
     uint16_t unused;
@@ -68,19 +72,19 @@ struct monarch_peer_frame {
 
 enum monarch_peer_status {
     MONARCH_PEER_OK,
-    /* the requested range exceeds the file; or the other end is not a node of the session */
+    /* the requested range exceeds the file, or the other end is not a node of the session */
     MONARCH_PEER_REFUSED,
-    MONARCH_PEER_UNKNOWN_FILE, /* the node has no copy, or has given up making one */
+    MONARCH_PEER_UNKNOWN_FILE, /* the node has no copy and makes none */
     MONARCH_PEER_CHANGED,      /* the node's file has another size or time */
-    /* the bytes did not come in time, but their source is returning data, so ask again */
+    /* the bytes were not available in time, but the source is returning data, so ask again */
     MONARCH_PEER_COMING,
-    MONARCH_PEER_TIMEOUT,     /* the bytes did not come in time */
-    MONARCH_PEER_CUT,         /* the connection ended, or the answer could not be understood */
+    MONARCH_PEER_TIMEOUT,     /* the bytes did not arrive in time, or were not available in time */
+    MONARCH_PEER_CUT,         /* the connection ended, or the answer cannot be parsed */
     MONARCH_PEER_WRONG_BYTES, /* a sum does not match the bytes */
     MONARCH_PEER_NO_ROOM,     /* the bytes arrived, but the receiver could not write them */
     MONARCH_PEER_FORGED,      /* a seal is wrong: the message was changed in transit */
     MONARCH_PEER_OTHER_NODE,  /* the other end is a node of the session, but not the expected one */
-    /* never sent: the file cannot be opened yet, so the server tries to open it again later */
+    /* never sent: the copy cannot be opened yet, so the server tries again later */
     MONARCH_PEER_LATER,
     /* MOVED + n: node n keeps the file, because the node that answers has no room for it */
     MONARCH_PEER_MOVED = 65536,

@@ -1,6 +1,7 @@
-/* The callbacks by which the peer server asks about this node's copies (peers/files.h). They read
- * the catalog, and never wait. Complete blocks are sent with their recorded sums. If a copy's bytes
- * are no longer those that its fill wrote, the copy is reported to the daemon, which drops it. */
+/* The callbacks by which the peer server finds and checks this node's copies (peers/files.h). They
+ * read the catalog, and never block. Whole blocks are sent with the sums that their fills have
+ * recorded, if these are known. If a copy's bytes have changed since its fill (the copy is rotten),
+ * the copy is reported to the daemon, which removes it. */
 #include "serving/serving.h"
 
 #include <stdlib.h>
@@ -13,13 +14,12 @@
 #include "shared/doorbell.h"
 #include "shared/xxh3.h"
 
-/* How long [ns] the check of a block stays valid. If a peer reports that the block arrived damaged,
- * DOUBTED_NS applies to this peer instead. */
+/* After a block was checked and found good, it is not checked again for this long [ns]. DOUBTED_NS
+ * applies instead to a request which says that the block arrived damaged before. */
 #define CHECKED_NS 60000000000ULL
-/* How long [ns] the check of a block stays valid for a peer that reports that the block arrived
- * damaged. The time is short, because the block may have rotted since the check. If the time were
- * 0, a lying peer could cause a check with each request. With this time, such a peer can cause at
- * most one check of the block per second. */
+/* Like CHECKED_NS, for a request which says that the block arrived damaged before. The time is
+ * short, because the block may have rotted since the last check. It is not 0, because then a peer
+ * that lies could cause a check with each request, instead of one check of the block per second. */
 #define DOUBTED_NS 1000000000ULL
 
 typedef struct monarch_holdings holdings;
@@ -38,19 +38,18 @@ static int sum_of(void *arg, void *file, uint64_t block, uint64_t *sum,
 static int agrees(holdings *h, const struct open_copy *held, uint64_t block, uint64_t sum) {
     if (held->sums)
         return sum == held->sums->sums[block];
-    /* No block sums are recorded for a copy of one block. But the catalog has a sum of the whole
-     * file, which was computed from the block's sum. So compute the file's sum in the same way, and
-     * compare it with the catalog's. */
+    /* For a copy of one block, no block sum is recorded. But the catalog has a sum of the whole
+     * file, which is computed from its block sums. So compute this sum from `sum`, and compare it
+     * with the catalog's. */
     if (held->blocks == 1)
         return monarch_xxh3((const char *)&sum, sizeof sum) == held->sum;
-    /* Without recorded sums, the copy counts as good as long as the entry has the word that it had
-     * when the copy was opened. If the word has changed, the copy may have been dropped because it
-     * had rotted. */
+    /* Without recorded sums, assume that the block is good, unless the entry's word has changed
+     * since the copy was opened: then the copy may have been removed because it was rotten. */
     return monarch_has_word(h, held->id, held->word);
 }
 
-/* Records a rotten copy for the daemon. The daemon must drop the copy, because this node's own
- * programs read it too. */
+/* Records a rotten copy for the daemon, which must remove it, because this node's own programs read
+ * it too. */
 static void note_rotten(holdings *h, const struct open_copy *held) {
     uint64_t i = 0;
     pthread_mutex_lock(&h->checking);
@@ -65,14 +64,15 @@ static void note_rotten(holdings *h, const struct open_copy *held) {
 }
 
 /* Implements `check` of struct monarch_peer_files, and remembers for a while which blocks were
- * good. A peer with a waiting reader requests a block in many small parts, and one check of the
- * block is then enough for all these parts. */
+ * good. If a reader waits, its node requests a block in many small parts. One check of the block is
+ * then sufficient for all these parts. */
 static int check(void *arg, void *file, uint64_t block, const uint64_t *sum) {
     holdings *h = arg;
     const struct open_copy *held = file;
     uint64_t now = monarch_now_ns();
     int is_good;
-    /* The copy was still being filled when it was opened, so its bytes cannot have rotted yet. */
+    /* The copy was still being filled when it was opened, so its bytes were written very recently.
+     * Assume that they have not rotted. */
     if (held->slot >= 0)
         return 1;
     int agreed = sum && agrees(h, held, block, *sum);
@@ -80,7 +80,7 @@ static int check(void *arg, void *file, uint64_t block, const uint64_t *sum) {
         note_rotten(h, held);
     pthread_mutex_lock(&h->checking);
     struct checked *last = &h->checked[monarch_mix(held->word ^ monarch_mix(block)) % CHECKS];
-    /* Record the new result even if an earlier check found the block good: the block may have
+    /* Store the new result even if an earlier check found the block good, because it may have
      * rotted since. */
     if (sum)
         *last = (struct checked){agreed ? held->word : 0, block, now};
@@ -175,9 +175,9 @@ void monarch_holdings_sums(holdings *h, uint64_t copy, const uint64_t *sums,
         monarch_sums_drop(h->sums, copy);
 }
 
-/* Returns whether the request can be answered now. The request must continue to wait only if this
- * node is filling the requested file or will fill it. The request is then woken when bytes of the
- * file arrive (monarch_holdings_wake). */
+/* Returns whether the request need not wait any longer. A request must wait only if this node is
+ * filling the requested file or will fill it. It is then woken when bytes of the file arrive
+ * (monarch_holdings_wake). */
 static int is_settled(void *arg, const struct monarch_peer_request *wanted) {
     holdings *h = arg;
     unsigned state = MONARCH_BYPASS;

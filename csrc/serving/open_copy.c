@@ -1,6 +1,6 @@
 /* Finds the copy of a file that a peer requests, and determines how much of the copy can be sent.
- * Only the entry's word and the fill's bitmap decide this. The same holds for a program of this
- * node that reads the copy. */
+ * As for this node's own programs, that depends only on the entry's word in the catalog and on the
+ * fill's bitmap. */
 #include "serving/open_copy.h"
 
 #include <fcntl.h>
@@ -12,15 +12,15 @@
 #include "shared/clock.h"
 #include "shared/doorbell.h"
 
-/* Maximum number of demand slots that requests of peers can use. Only this node's readers can use
- * the other slots. */
+/* Number of demand slots that can be used for requests of peers. The other slots are reserved for
+ * this node's readers. */
 #define DEMANDS (MONARCH_DEMANDS / 4)
-/* If no source has returned data for this long [ns], the sources count as stuck, and a peer is told
- * not to wait for them. A reader on the peer's node should wait at most 2 s before it reads the
- * source itself. So STUCK_NS and the time limit of an answer add up to less than 2 s. */
+/* If no source has returned data for this long [ns], peers are not told to repeat their requests,
+ * because the sources may be stuck. A reader on a peer's node should wait at most 2 s before it
+ * reads the source itself. So STUCK_NS and the time limit of an answer add up to less than 2 s. */
 #define STUCK_NS 1000000000ULL
-/* Maximum number of times that the function is_meant reads an entry's attributes. It reads them
- * again if the daemon has changed them during the last read. */
+/* The function is_meant reads an entry's attributes again if the daemon has changed them during the
+ * read. This is the maximum number of attempts. */
 #define LOOKS 3
 
 typedef struct monarch_holdings holdings;
@@ -30,9 +30,9 @@ static void want(holdings *h, uint64_t id) {
         monarch_doorbell_ring(&h->clients->doorbell);
 }
 
-/* Makes a demand for a unit, as a reader of this node does. Units with a demand are filled before
- * all other units. The engine or the daemon's loop removes the demand. of: the origin from which
- * the file is filled, or MONARCH_ORIGINS if that is not known. */
+/* Writes a demand for a unit into a slot, as a reader of this node does, so that the unit is filled
+ * before units that no reader waits for. The engine or the daemon's loop removes the demand. of:
+ * the origin from which the file is filled, or MONARCH_ORIGINS if that is not known. */
 static void demand(holdings *h, uint64_t id, uint64_t unit, enum monarch_origin of) {
     uint64_t *to = NULL, none = 0;
     for (int i = 0; i < DEMANDS; i++) {
@@ -47,14 +47,14 @@ static void demand(holdings *h, uint64_t id, uint64_t unit, enum monarch_origin 
         monarch_ring_for_demand(h->clients, of);
 }
 
-/* Returns whether the request becomes a demand. It never does if the file has more units than the
- * bitmap of a fill has bits. Otherwise, it becomes a demand in either of two cases: the request
- * says that a reader waits, or the request is for at most one unit.
+/* Returns whether to write a demand for the requested bytes. The result is 1 in two cases: a reader
+ * on the peer's node waits, or at most one unit is requested. It is always 0 if the file has more
+ * units than the bitmap of a fill has bits.
  *
- * The second case prevents a deadlock. The number of orders is limited. Suppose that two nodes have
- * both reached the limit, and that all their orders are for small files which the other node keeps.
- * Each node then waits for the other. A demand gets an order even beyond the limit, which ends the
- * wait. */
+ * The second case prevents a deadlock. The number of fills that a node orders at the same time is
+ * limited. Suppose that two nodes have both reached this limit, and that all their fills are of
+ * small files which they request from each other. Then neither node could order the fills that the
+ * other node needs. A demand gets its fill even beyond the limit. */
 static int is_hasty(const holdings *h, const struct monarch_peer_request *wanted) {
     uint64_t unit = monarch_unit_of(wanted->size, h->block_bytes);
     return (wanted->is_awaited || wanted->length <= unit) &&
@@ -72,8 +72,9 @@ static void note_whole(holdings *h, struct open_copy *held) {
     held->sums = monarch_sums_hold(h->sums, MONARCH_WORD_COPY(held->word), held->blocks);
 }
 
-/* Opens the copy that `word` identifies. A copy's name is its number, which is never reused. So no
- * other copy can be opened by mistake. */
+/* Opens the copy that the entry's word `word` identifies. The copy's file name is its number, which
+ * is never reused. So no other copy can be opened by mistake. slot: the slot of the copy's fill; -1
+ * if the copy is complete. */
 static enum monarch_peer_status open_copy(holdings *h, const struct monarch_peer_request *wanted,
                                           uint64_t id, uint64_t word, int slot,
                                           struct monarch_peer_opened *out) {
@@ -106,7 +107,7 @@ static enum monarch_peer_status open_copy(holdings *h, const struct monarch_peer
     return MONARCH_PEER_OK;
 }
 
-/* Returns whether the request has to wait until it is known which files this node keeps (enum
+/* Returns whether the request must wait until this node knows which files it keeps (enum
  * monarch_patience). */
 static int waits(const holdings *h, const struct monarch_peer_request *wanted) {
     int patience = __atomic_load_n(&h->patience, __ATOMIC_ACQUIRE);
@@ -114,16 +115,16 @@ static int waits(const holdings *h, const struct monarch_peer_request *wanted) {
            (patience == MONARCH_WHO_HAS_TIME_WAITS && !wanted->is_awaited);
 }
 
-/* Returns the answer to a request for a file that this node does not fill for its peers. */
+/* Returns the answer to a request for a file that this node does not fill for the peer. */
 static enum monarch_peer_status not_kept(const holdings *h,
                                          const struct monarch_peer_request *wanted) {
     return waits(h, wanted) ? MONARCH_PEER_LATER : MONARCH_PEER_UNKNOWN_FILE;
 }
 
-/* Makes this node the file's keeper, and records the file, so that the daemon learns of the change.
- * Call this if a peer has requested the file because the peer considers this node the file's owner.
- * Returns whether this node now keeps the file. The result is 0 if this node has passed the file on
- * to another node, or if too many recorded files wait for the daemon. */
+/* Makes this node keep the file, and records this for the daemon. Call this if a peer requests the
+ * file because, according to the peer, this node owns the file. Returns whether this node now keeps
+ * the file. The result is 0 if another node keeps the file because this node had no room for it, or
+ * if the daemon has not read MONARCH_MOVED earlier records yet. */
 static int begin_to_keep(holdings *h, uint64_t id) {
     pthread_mutex_lock(&h->checking);
     unsigned home = monarch_home_here(h, id);
@@ -136,14 +137,13 @@ static int begin_to_keep(holdings *h, uint64_t id) {
     return home == MONARCH_KEPT_HERE;
 }
 
-/* Returns whether this node fills the file for this request. */
+/* Returns whether this node keeps the file, and so fills it for this request. */
 static int keeps(holdings *h, uint64_t id, const struct monarch_peer_request *wanted) {
     return monarch_home_here(h, id) == MONARCH_KEPT_HERE ||
            (wanted->is_owner && !waits(h, wanted) && begin_to_keep(h, id));
 }
 
-/* Asks the daemon to fill a file that has neither a copy nor a fill. If this node keeps a file, it
- * reads the file from the source. */
+/* Asks the daemon to fill a file that has no copy and no fill, if this node keeps the file. */
 static enum monarch_peer_status begin_filling(holdings *h, uint64_t id,
                                               const struct monarch_peer_request *wanted) {
     if (!keeps(h, id, wanted))
@@ -153,10 +153,10 @@ static enum monarch_peer_status begin_filling(holdings *h, uint64_t id,
     return MONARCH_PEER_LATER;
 }
 
-/* Returns whether the entry describes exactly the file that the request names. Sets *word to the
- * word that the entry had when it had the compared attributes. An entry's attributes change only
- * while it has no copy. So if the word names a copy, it is a copy of the file that the request
- * names. */
+/* Returns whether the entry describes the requested version of the file. Sets *word to the entry's
+ * word, read together with the attributes that were compared. An entry's attributes change only
+ * while it has no copy. So if this word contains a copy's number, that copy has the requested
+ * version. */
 static int is_meant(const holdings *h, const struct monarch_entry *e,
                     const struct monarch_peer_request *wanted, uint64_t *word) {
     for (int i = 0; i < LOOKS; i++) {
@@ -185,8 +185,8 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
         return MONARCH_PEER_CHANGED;
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT)
         return open_copy(h, wanted, id, word, -1, out);
-    /* As long as it is unknown which files this node keeps, `home` is not final. It may be computed
-     * from the file's hash alone, and a plan may still replace it. */
+    /* Until this node knows which files it keeps, `home` is not final: it may be computed only from
+     * the file's hash, and an access plan may still change it. */
     if (!wanted->is_awaited && waits(h, wanted))
         return MONARCH_PEER_LATER;
     if (home >= MONARCH_MOVED_TO)
@@ -196,15 +196,15 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
     case MONARCH_WANTED:
         return begin_filling(h, id, wanted);
     case MONARCH_FILLING: {
-        /* This node is already filling the file. It does not become the file's keeper now, because
-         * the fill may be waiting for the node that has sent this request. */
+        /* This node is already filling the file. Do not begin to keep the file now, because the
+         * fill may be waiting for the very node that has sent this request. */
         if (home != MONARCH_KEPT_HERE)
             return not_kept(h, wanted);
         int slot = monarch_fill_slot(h->fills, word);
         if (slot >= 0)
             return open_copy(h, wanted, id, word, slot, out);
-        /* If the fill has just ended, its slot was freed after the word had changed. No later call
-         * would wake this request, so look at the new word now. */
+        /* If the fill has just ended, its slot was freed after the entry's word had changed. In
+         * this case, nothing would wake this request later, so start again with the new word. */
         if (__atomic_load_n(&e->word, __ATOMIC_SEQ_CST) != word)
             return open_entry(h, id, wanted, out);
         demand_first(h, id, wanted, MONARCH_ORIGINS);
@@ -239,8 +239,8 @@ int monarch_has_word(struct monarch_holdings *h, uint64_t id, uint64_t word) {
     return has_it;
 }
 
-/* Like monarch_copy_available, for a fill that is over. The fill's slot may belong to another fill
- * by now, but the entry's word shows how this fill ended. */
+/* Like monarch_copy_available, for a fill that has ended. The fill's slot may already be used by
+ * another fill, but the entry's word shows how this fill ended. */
 static uint64_t available_when_over(holdings *h, struct open_copy *held) {
     uint64_t present = monarch_word(MONARCH_PRESENT, 0, MONARCH_WORD_TIER(held->word),
                                     MONARCH_WORD_COPY(held->word));
@@ -250,9 +250,9 @@ static uint64_t available_when_over(holdings *h, struct open_copy *held) {
     return is_there ? held->size : MONARCH_PEER_NEVER;
 }
 
-/* Implements `available` of struct monarch_peer_files. Holds back the last block until the fill has
- * found the file unchanged at the source. Until then, it is uncertain whether all bytes belong to
- * one version of the file. The peer cannot check this itself. */
+/* Implements `available` of struct monarch_peer_files. Does not make the last block available
+ * before the fill has found the file unchanged at the source. Until then, it is uncertain whether
+ * all bytes belong to the same version of the file, and the peer cannot check this itself. */
 uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     holdings *h = arg;
     struct open_copy *held = file;
@@ -263,8 +263,8 @@ uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     uint64_t failed = __atomic_load_n(&f->failed, __ATOMIC_ACQUIRE);
     uint64_t whole = __atomic_load_n(&f->whole, __ATOMIC_ACQUIRE);
     uint64_t stop = (held->blocks - 1) * held->block_bytes;
-    /* unit_bytes is 0 if the file has more units than the bitmap has bits. The file's copy is then
-     * not sent before the copy is complete. */
+    /* unit_bytes is 0 if the file has more units than the bitmap has bits. Nothing is then sent
+     * before the copy is complete. */
     for (uint64_t u = unit_bytes ? at / unit_bytes : 0; unit_bytes && done < held->size; u++) {
         if (!monarch_unit_is_done(f, u))
             break;
@@ -284,9 +284,9 @@ uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     return end;
 }
 
-/* Returns whether a peer whose request ends without bytes should repeat the request. While it is
- * unknown which files this node keeps, the result is 1. Afterwards, the result is 1 only if a
- * source has returned data recently. */
+/* Returns whether a peer should repeat a request that has reached its time limit. Until this node
+ * knows which files it keeps, the result is 1. Afterwards, it is 1 only if a source has returned
+ * data within STUCK_NS. */
 int monarch_copy_is_coming(void *arg) {
     const holdings *h = arg;
     if (__atomic_load_n(&h->patience, __ATOMIC_ACQUIRE) != MONARCH_NOBODY_WAITS)

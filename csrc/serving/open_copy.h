@@ -1,4 +1,5 @@
-/* The node's holdings, and the copies that are being sent to peers. */
+/* The files that this node can serve to its peers (its holdings), and copies that are being
+ * sent. */
 #pragma once
 
 #include <pthread.h>
@@ -6,14 +7,14 @@
 #include "peers/files.h"
 #include "serving/serving.h"
 
-/* How many recent checks of blocks are remembered. */
+/* Number of elements of the table of recent checks of blocks. */
 #define CHECKS 4096
 
 struct checked {
     uint64_t word, block, at_ns;
 };
 
-/* A copy that was found rotten. The daemon does not know of it yet. */
+/* A copy that was found rotten but is not yet reported to the daemon. */
 struct rotten {
     uint64_t id, word;
 };
@@ -25,36 +26,35 @@ struct monarch_holdings {
     int copies[MONARCH_MAX_TIERS];
     pthread_rwlock_t lock; /* guards `catalog`, which is replaced when the catalog grows */
     const struct monarch_catalog *catalog;
-    /* atomic, by entry: the node that keeps the file, as an enum monarch_home_here */
+    /* atomic, by entry: which node keeps the file (enum monarch_home_here) */
     uint16_t *home;
     int patience;      /* atomic: enum monarch_patience */
-    uint32_t next_tag; /* atomic: tag of the next demand */
+    uint32_t next_tag; /* atomic: the tag of the next demand (monarch_demand) */
     struct monarch_sums *sums;
     unsigned char content_key[MONARCH_KEY_BYTES]; /* key of digests */
     pthread_mutex_t checking; /* guards the fields from `checked` to `moved_count` */
     struct checked checked[CHECKS];
     struct rotten rotten[MONARCH_ROTTEN];
     uint64_t rotten_count;
-    /* entries of files that this node has begun to keep; the daemon does not know of these files
-     * yet */
+    /* entries of files that this node has begun to keep; not yet reported to the daemon */
     uint64_t moved_here[MONARCH_MOVED];
     uint64_t moved_count;
     /* guards `server`: a thread that wakes the server holds this lock for reading, so that no other
-     * thread frees the server in the meantime */
+     * thread frees the server meanwhile */
     pthread_rwlock_t waking;
     struct monarch_peer_server *server;
 };
 
 /* A copy that is being sent to a peer. */
 struct open_copy {
-    /* sum: the catalog's sum of the whole file */
+    /* sum: the checksum of the whole file, from the catalog */
     uint64_t id, word, size, blocks, block_bytes, sum;
     int fd, slot; /* slot: the fill's slot; -1 if the copy was complete when it was opened */
-    /* 1: if requested bytes are missing, a demand is made for them (is_hasty in open_copy.c) */
+    /* 1: if requested bytes are missing, a demand is written for them (is_hasty in open_copy.c) */
     int is_hasty;
     int is_doubted; /* 1: the peer has received the bytes before, and they were damaged */
     /* 1: the copy was found complete. From then on, all its bytes can be sent, even if the copy is
-     * dropped before the answer ends. */
+     * removed before the answer ends. */
     int is_whole;
     struct monarch_sums_held *sums; /* sums of the blocks of a complete copy; NULL: unknown */
 };
@@ -64,12 +64,13 @@ static inline unsigned monarch_home_here(const struct monarch_holdings *h, uint6
                                   : MONARCH_KEPT_ELSEWHERE;
 }
 
-/* Returns whether the entry still has this word. The entry then still has the copy that the word
- * identifies. */
+/* Returns whether the entry's word is still `word`. If so, the entry still has the copy that this
+ * word identifies. */
 int monarch_has_word(struct monarch_holdings *h, uint64_t id, uint64_t word);
 
-/* Callbacks for the server, described in peers/files.h: they find the copy for a request, and
- * report how much of the copy can be sent. `arg` is the holdings, `file` a struct open_copy. */
+/* Callbacks for the server, described in peers/files.h. They find the copy for a request, and
+ * report how much of the copy can be sent. arg: the struct monarch_holdings. file: the struct
+ * open_copy. */
 enum monarch_peer_status monarch_open_copy(void *arg, const struct monarch_peer_request *wanted,
                                            struct monarch_peer_opened *out);
 uint64_t monarch_copy_available(void *arg, void *file, uint64_t at);

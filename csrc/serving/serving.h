@@ -4,18 +4,19 @@
 #include "native.h"
 #include "peers/peers.h"
 
-/* The files that a node can serve to its peers: complete copies, copies that are being filled from
- * the source, and files that the node keeps but has not copied yet. If a peer requests a file of
- * the last kind, the node fills the file, as if one of its own programs had opened it. */
+/* The holdings: the files that a node can serve to its peers. They are complete copies, copies that
+ * are being filled from the source, and files that the node keeps but has not copied yet. If a peer
+ * requests a file of the last kind, the node fills the file, as if one of its own programs had
+ * opened it. */
 struct monarch_holdings;
 
-/* MONARCH_ROTTEN: maximum number of rotten copies that are remembered for monarch_holdings_rotten.
- * MONARCH_MOVED: maximum number of files that are remembered for monarch_holdings_moved. Further
- * copies and files are not remembered, but they will be found again. */
+/* MONARCH_ROTTEN: maximum number of rotten copies that are recorded for monarch_holdings_rotten.
+ * MONARCH_MOVED: maximum number of files that are recorded for monarch_holdings_moved. Further
+ * copies or files are not recorded until a later request finds them again. */
 enum { MONARCH_ROTTEN = 64, MONARCH_MOVED = 1024 };
 
-/* Which node keeps a file, as seen from this node. If this node has no copy of a requested file,
- * this value decides how the request is answered. */
+/* Which node keeps a file, according to this node. This value decides the answer to a request for a
+ * file of which this node has no copy. */
 enum monarch_home_here {
     MONARCH_KEPT_ELSEWHERE,
     MONARCH_KEPT_HERE,
@@ -24,9 +25,9 @@ enum monarch_home_here {
 };
 
 #ifndef MONARCH_CDEF
-/* Returns a file's version, by which two nodes check that they mean the same content. The version
- * is computed from the modification time and the inode's change time. So a changed file has another
- * version even if its modification time was set back. */
+/* Returns a number that identifies a file's version, so that two nodes can check that they mean the
+ * same content. It is computed from the modification time and the inode's change time, so a changed
+ * file gets another number even if its modification time was set back. */
 static inline int64_t monarch_times_of(const struct monarch_entry *e) {
     return (int64_t)monarch_mix((uint64_t)e->mtime_ns ^ monarch_mix((uint64_t)e->ctime_ns));
 }
@@ -44,53 +45,55 @@ void monarch_holdings_tier(struct monarch_holdings *h, uint32_t tier, int copies
 /* Sets the catalog. After this call, no thread reads the previous catalog. c = NULL: this node has
  * nothing to serve to its peers. */
 void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_catalog *c);
-/* Sets, for each of the `n` files `ids`, which node keeps the file (enum monarch_home_here). A peer
- * that considers this node the owner of a file may request the file although this node does not
- * keep it. This node then begins to keep the file and fills it, and monarch_holdings_moved reports
- * the file. */
+/* Sets for each of the `n` files `ids` which node keeps it (enum monarch_home_here). This node
+ * changes the value itself if a peer requests a file that this node does not keep, but owns
+ * according to the peer. Then this node begins to keep the file and fills it
+ * (monarch_holdings_moved). */
 void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,
                            const uint16_t *home);
-/* Reports the files that this node has begun to keep since the last call. Stores the numbers of
- * their entries in `ids`, which has room for MONARCH_MOVED, and returns how many there are. This
- * node begins to keep a file if a peer requests the file and considers this node the file's owner.
- * A peer may do so because other nodes had no room for the file. */
+/* Reports the files that this node has begun to keep since the last call, because a peer has
+ * requested them and they belong to this node according to the peer (perhaps because other nodes
+ * had no room for them). Stores the numbers of their entries in `ids`, which has room for
+ * MONARCH_MOVED numbers, and returns how many there are. */
 uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
-/* If this node has no copy of a file that a peer requests, the request can wait until this node
- * knows which files it keeps. The patience says which of these requests wait; at first, it is
- * MONARCH_EVERYBODY_WAITS. A request that does not wait is answered with UNKNOWN_FILE. */
+/* A request for a file of which this node has no copy can wait until this node knows which files it
+ * keeps. The patience says which of these requests wait. Its first value is
+ * MONARCH_EVERYBODY_WAITS. A request that does not wait is answered with UNKNOWN_FILE if this node
+ * does not keep the file, and does not know which node does. */
 enum monarch_patience {
     MONARCH_EVERYBODY_WAITS,
-    MONARCH_WHO_HAS_TIME_WAITS, /* only requests for which no reader is waiting */
+    MONARCH_WHO_HAS_TIME_WAITS, /* only requests for bytes that no reader is waiting for */
     MONARCH_NOBODY_WAITS,
 };
 void monarch_holdings_patience(struct monarch_holdings *h, int patience);
 struct monarch_peer_server *monarch_holdings_serve(struct monarch_holdings *h,
                                                    const struct monarch_peer_bounds *bounds);
-/* Wakes the requests that wait for this file. Call this when some of the file's bytes have arrived,
- * or when no more will arrive. h: NULL if this node has no server. */
+/* Wakes the requests that wait for this file. Call this when bytes of the file have arrived, or
+ * when no more will arrive. h = NULL, for a node without a server: does nothing. */
 void monarch_holdings_wake(struct monarch_holdings *h, uint32_t source, uint64_t path_hash);
-/* Returns the key with which a fill makes the digests of blocks. If `h` is NULL, this node has no
- * server, and the result is NULL. */
+/* Returns the key with which fills compute the digests of blocks. Returns NULL if `h` is NULL,
+ * which means that this node has no server. */
 const unsigned char *monarch_holdings_key(const struct monarch_holdings *h);
-/* Records the block sums of a copy that has just become complete. If `sums` is NULL, the copy was
- * removed, and its recorded sums are dropped. digests: NULL if they are not known. h: NULL if this
- * node has no server. */
+/* Records the block sums of a copy that has just become complete. sums = NULL: the copy was
+ * removed, so its recorded sums are forgotten. digests: NULL if they are not known. h = NULL, for a
+ * node without a server: does nothing. */
 void monarch_holdings_sums(struct monarch_holdings *h, uint64_t copy, const uint64_t *sums,
                            const struct monarch_digest *digests, uint64_t blocks);
-/* Wakes the waiting requests that can be answered now, usually because this node will not fill
+/* Wakes the waiting requests that need not wait any longer, usually because this node will not fill
  * their files. */
 void monarch_holdings_answer(struct monarch_holdings *h);
-/* Reports the copies that were found rotten since the last call: their bytes are no longer those
- * that their fills wrote. Stores in `ids` the numbers of the copies' entries. Stores in `words` the
- * words that the entries had when the copies were opened; an entry may have another word by now.
- * Both arrays have room for MONARCH_ROTTEN. Returns how many copies there are. */
+/* Reports the copies that were found rotten since the last call: their bytes have changed since
+ * their fills. Stores the numbers of their entries in `ids`, and in `words` the words that these
+ * entries had when the copies were opened (an entry's word may have changed since). Both arrays
+ * have room for MONARCH_ROTTEN elements. Returns how many copies there are. */
 uint64_t monarch_holdings_rotten(struct monarch_holdings *h, uint64_t *ids, uint64_t *words);
 /* Closes all connections and joins the server's threads. */
 void monarch_holdings_stop(struct monarch_holdings *h, struct monarch_peer_server *s);
 void monarch_holdings_free(struct monarch_holdings *h);
 
-/* These functions connect the engine with the peers. monarch_engine_peer sets the peer to which
- * orders refer by `number`. monarch_engine_holdings sets the holdings that the engine informs of
- * its fills. Before a peer or the holdings are freed, call the function again with NULL. */
+/* These functions connect the engine with the peers. monarch_engine_peer sets the peer that orders
+ * name by `number`. monarch_engine_holdings sets the holdings in which the engine records the sums
+ * of its fills, and whose waiting requests it wakes. Before a peer or the holdings are freed, call
+ * the function again with NULL. */
 void monarch_engine_peer(struct monarch_engine *e, unsigned number, struct monarch_peer *peer);
 void monarch_engine_holdings(struct monarch_engine *e, struct monarch_holdings *h);

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Number of hash chains. Copies are numbered consecutively, so all chains have about the same
- * length. */
+/* Number of hash chains. The hash is the copy's number. Copies are numbered consecutively, so all
+ * chains have about the same length. */
 #define CHAINS 16384
 
 typedef struct monarch_sums_held kept;
@@ -15,8 +15,8 @@ struct monarch_sums {
     kept *chain[CHAINS];
 };
 
-/* Returns the address of the chain's pointer to the copy's sums. If the chain does not contain
- * these sums, returns the address of the NULL at the chain's end. */
+/* Returns the address of the pointer that leads to the copy's sums in their chain. If the chain
+ * does not contain them, this is the address of the NULL at the chain's end. */
 static kept **find(struct monarch_sums *s, uint64_t copy) {
     kept **k = &s->chain[copy % CHAINS];
     while (*k && (*k)->copy != copy)

@@ -1,6 +1,6 @@
 /* The block sums and digests of complete copies, as their fills recorded them. The server sends
- * these recorded sums to peers, and need not compute them. With these sums, peers detect bytes
- * that have rotted since the fill. */
+ * these recorded sums to peers, instead of computing new ones. So peers detect bytes that have
+ * changed since the fill. */
 #pragma once
 
 #include <stdint.h>
@@ -11,7 +11,7 @@ struct monarch_sums;
 /* The sums of one copy, shared by reference counting. */
 struct monarch_sums_held {
     struct monarch_sums_held *next;
-    uint64_t copy, blocks, holders; /* holders: number of references, one of which is the table's */
+    uint64_t copy, blocks, holders; /* holders: number of references, including the table's own */
     /* digests of the blocks, stored after `sums` in the same allocation; NULL: not known */
     struct monarch_digest *digests;
     uint64_t sums[];
@@ -19,15 +19,14 @@ struct monarch_sums_held {
 
 struct monarch_sums *monarch_sums_new(void); /* NULL if memory is exhausted */
 /* Keeps the sums of a copy's blocks. digests: NULL if they are not known. Keeps nothing for a copy
- * of one block: the sums of a million such copies would take much memory and save little time.
- * Instead, the server compares such a copy with the catalog's sum of the file before it sends any
- * byte. Keeps nothing if memory is exhausted. */
+ * of one block, because the sums of a million such copies would take much memory and save little
+ * time. The server checks such a copy against the catalog's sum of the file instead. Also keeps
+ * nothing if memory is exhausted. */
 void monarch_sums_keep(struct monarch_sums *s, uint64_t copy, const uint64_t *sums,
                        const struct monarch_digest *digests, uint64_t blocks);
 void monarch_sums_drop(struct monarch_sums *s, uint64_t copy);
-/* Takes a reference to the sums of a copy that has `blocks` blocks, and returns the sums. Returns
- * NULL if the sums are not known. The sums stay valid until monarch_sums_release, even if the copy
- * is dropped. */
+/* Returns the sums of a copy that has `blocks` blocks, or NULL if they are not known. The caller
+ * gets a reference: the sums stay valid until monarch_sums_release, even if the copy is removed. */
 struct monarch_sums_held *monarch_sums_hold(struct monarch_sums *s, uint64_t copy, uint64_t blocks);
 void monarch_sums_release(struct monarch_sums *s, struct monarch_sums_held *k); /* k may be NULL */
 void monarch_sums_free(struct monarch_sums *s);
