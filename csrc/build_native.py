@@ -1,5 +1,5 @@
-"""Builds the cffi module monarch_py._native. Its declarations are read from the preprocessed C
-headers, so that every struct is declared only once."""
+"""Builds the cffi module monarch_py._native. The module's declarations are read from the
+preprocessed C headers, so that every struct is declared only once."""
 
 import os
 import shlex

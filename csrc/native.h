@@ -12,42 +12,42 @@
 uint64_t monarch_catalog_bytes(uint64_t capacity, uint64_t pool_bytes);
 void monarch_catalog_init(void *map, uint64_t generation, uint64_t capacity, uint64_t pool_bytes);
 
-/* Makes the writer of a session's catalog. All threads of the daemon write the catalog through this
- * writer, one at a time; readers take no lock. Returns NULL if memory is exhausted. Free the writer
- * once no thread uses it. */
+/* Makes the writer of a session's catalog. All threads of the daemon write to the catalog through
+ * this writer, one thread at a time; readers take no lock. Returns NULL if memory is exhausted.
+ * Free the writer only when no thread uses it any more. */
 struct monarch_writer *monarch_writer_new(void);
 void monarch_writer_free(struct monarch_writer *w);
 /* Copies the current catalog to `to`, which must be empty and at least as large as the current
- * catalog. Then makes `to` the current catalog: stores the generation of `to` in *generation, which
- * clients read to find the current catalog. During the call no other thread may write to either
- * catalog. The first call has no current catalog to copy. Returns 0, or -1 if the entries do not
- * fit. */
+ * catalog. Then makes `to` the current catalog: stores the generation of `to` in *generation, where
+ * clients look for the current catalog. During the call, no other thread may write to either
+ * catalog. In the first call, there is no current catalog to copy. Returns 0, or -1 if the entries
+ * do not fit. */
 int monarch_catalog_move(struct monarch_writer *w, struct monarch_catalog *to,
                          uint64_t *generation);
 /* Adds `n` entries to the catalog. The `path` of each entry is an offset in `pool`. The `copy_ino`
- * of a link is the offset in `pool` where the link's target begins. Sets ids[i] to the number that
- * entries[i] has in the catalog; if the path is already known, that is the number of the existing
- * entry. Increments *added for each new entry. Returns how many of the entries were processed:
- * fewer than `n` if the segment is full and must grow. */
+ * of a link is the offset in `pool` where the link's target begins. Sets ids[i] to the number of
+ * the entry in the catalog that has the path of entries[i]; the entry may have existed before.
+ * Increments *added for each new entry. Returns how many of the entries were processed. If the
+ * result is less than `n`, the segment is full and must grow. */
 uint64_t monarch_catalog_add(struct monarch_writer *w, const struct monarch_entry *entries,
                              uint64_t n, const char *pool, uint64_t *ids, uint64_t *added);
 /* Replaces the attributes of a file that has no copy. A client that reads the attributes during the
- * call sees that the entry's version has changed, and asks the source instead. Returns 0. Returns
- * -1 without any change if the index of inodes must be rebuilt first (monarch_catalog_move). */
+ * call sees that the entry's version has changed, and asks the source instead. Returns 0. If the
+ * index by inode must be rebuilt first (monarch_catalog_move), returns -1 and changes nothing. */
 int monarch_catalog_update(struct monarch_writer *w, uint64_t id,
                            const struct monarch_entry *fresh);
 
 /* Asks the kernel to use huge pages for the segment at `path`, so that a look-up among a million
- * files has fewer TLB misses. Call this for a segment that will not grow soon. If the kernel cannot
- * use huge pages, nothing changes. */
+ * files has fewer TLB misses. Call this when the segment will not be replaced by a larger one soon.
+ * If the kernel cannot use huge pages, nothing changes. */
 void monarch_collapse(const char *path);
 void monarch_set_words(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                        const uint64_t *words);
-/* Publishes copies: enters each copy into the index of copies, then sets its entry to PRESENT.
- * Returns 0. Returns -1 and publishes nothing if the index of copies must be rebuilt first
- * (monarch_catalog_move). made[i]: whether this daemon made copy i. A copy that this daemon made
- * has a stamp if the engine stamps the tier's copies (monarch_engine_stamp). made = NULL: this
- * daemon made none of the copies. */
+/* Publishes copies: enters each copy into the index by copy, then sets its entry to PRESENT.
+ * Returns 0. If the index by copy must be rebuilt first (monarch_catalog_move), returns -1 and
+ * publishes nothing. made[i]: whether this daemon, not an earlier one, made copy i. Such a copy has
+ * a stamp if the engine stamps the tier's copies (monarch_engine_stamp). made = NULL: this daemon
+ * made none of the copies. */
 int monarch_publish(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                     const uint64_t *words, const uint64_t *copy_inos, const uint64_t *sums,
                     const uint8_t *made);
@@ -56,14 +56,14 @@ void monarch_lose_tier(struct monarch_writer *w, unsigned tier);
 
 /* --- clients: csrc/clients -------------------------------------------------------------------- */
 
-/* Collects the entries whose bits clients have set in `b`: clears these bits, and writes the
- * entries' numbers to `ids`, in no particular order. Takes at most `max` bits, and only those of
- * the first `count` entries. Returns how many it took. */
+/* Collects the entries for which clients have set bits in `b`: clears these bits, and writes the
+ * entries' numbers to `ids`, in no particular order. Collects at most `max` entries, and only from
+ * the first `count` entries of the catalog. Returns how many entries it has collected. */
 uint64_t monarch_take_bits(struct monarch_bits *b, uint64_t count, uint64_t *ids, uint64_t max);
 /* Reads records from the session's file of changes, `fd`, and marks the changed files in the
- * changed filter. The records come from processes that lack the address space for the segments, and
- * so cannot mark the filter themselves. Reads from offset *at to the end of the file, and sets *at
- * to the end. */
+ * changed filter. The records come from processes that lack the address space to map the segments,
+ * so that they cannot mark files in the filter themselves. Reads from offset *at to the end of the
+ * file, and sets *at to the end. */
 void monarch_take_changes(struct monarch_clients *m, const struct monarch_control *k,
                           const struct monarch_catalog *c, int fd, uint64_t *at);
 /* For each of the `n` entries, sets flags[i] to 1 if the file of entry ids[i] is marked in the
@@ -71,36 +71,36 @@ void monarch_take_changes(struct monarch_clients *m, const struct monarch_contro
 void monarch_find_changed(const struct monarch_clients *m, const struct monarch_control *k,
                           const struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
                           uint8_t *flags);
-/* Waits until the doorbell's value differs from `seen`, for at most `timeout_ms`. Returns the
- * value. */
+/* Waits for at most `timeout_ms` until the doorbell's value differs from `seen`. Returns the
+ * doorbell's value. */
 uint32_t monarch_wait_doorbell(struct monarch_clients *m, uint32_t seen, int timeout_ms);
 void monarch_ring_doorbell(struct monarch_clients *m);
-/* Wakes each reader whose file is complete or will not be filled any more, so that the reader
- * checks the file's state again. Returns how many readers still have to wait. */
+/* Wakes each waiting reader whose file is complete or will no longer be filled, so that the reader
+ * checks the file's state again. Returns how many readers continue to wait. */
 uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_catalog *c);
 
 /* --- listings: listing.c ---------------------------------------------------------------------- */
 
-/* Makes the directories' listings. Call this once everything has been scanned. If the catalog knows
- * all names of a directory, stores the directory's listing in `sum` of the directory's entry. Also
- * stores the listing in `copy_ino`, where readers find it, unless the directory has changed after
- * `young_ns`: a directory that changed so recently could change again without a change of its
- * times. After sources were added, call this again with the number of the first new source as
- * `from`; the listings of earlier sources then stay. Returns how many listings readers can find, or
- * -1 if memory is exhausted. */
+/* Makes the directories' listings. Call this when all sources have been scanned. If the catalog
+ * knows all names of a directory, stores the directory's listing in `sum` of the directory's entry.
+ * Also stores the listing in `copy_ino`, where readers find it, unless the directory has changed
+ * after `young_ns`: a directory that changed so recently could change again without a change of its
+ * times. If sources are added later, call this again, with the number of the first new source as
+ * `from`; the listings of all sources before it are kept. Returns how many listings readers can
+ * find, or -1 if memory is exhausted. */
 int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns, unsigned from);
 /* Makes a directory's listing unavailable to readers. Does nothing if `directory` is -1. */
 void monarch_catalog_unlist(struct monarch_catalog *c, int64_t directory);
-/* Returns the directory in which a file lies; -1 for the root itself, or if the catalog does not
- * know the directory. */
+/* Returns the number of the directory in which a file lies. Returns -1 for the root itself, or if
+ * the directory is not in the catalog. */
 int64_t monarch_catalog_parent(const struct monarch_catalog *c, const struct monarch_entry *e);
 
 /* --- finding entries: find.c ------------------------------------------------------------------ */
 
 /* Finds the entries of `n` files by name. The names are concatenated in `pool`: name i begins at
- * starts[i] and ends at starts[i + 1]. Each name is looked up with `prefix` in front; `prefix` is
- * empty or ends with a slash. Links that the catalog knows are followed. Sets ids[i] to the number
- * of the file's entry, or to -1 if the catalog does not know the file. */
+ * starts[i] and ends at starts[i + 1]. The path of a file is `prefix`, which is empty or ends with
+ * a slash, followed by the file's name. Links are followed if they are in the catalog. Sets ids[i]
+ * to the number of the file's entry, or to -1 if the file is not in the catalog. */
 void monarch_find_all(const struct monarch_control *k, const struct monarch_clients *m,
                       const struct monarch_catalog *c, unsigned source, const char *prefix,
                       uint64_t prefix_len, const char *pool, const uint64_t *starts, uint64_t n,
@@ -108,9 +108,9 @@ void monarch_find_all(const struct monarch_control *k, const struct monarch_clie
 /* Finds the files of a directory that have no copy, in the catalog's order. Skips files that a
  * client wants, files that a program is reading at the source, and files for which there was no
  * room. `directory` (`length` bytes) is relative to the source; its length is 0 for the root.
- * is_deep: also finds files in subdirectories. Looks at no more than `looks` entries, from entry
- * *at on, and moves *at to the next entry to look at. Writes the numbers of at most `max` files to
- * `ids`, and returns how many. */
+ * is_deep: also finds files in subdirectories. Examines at most `looks` entries, from entry *at on,
+ * and sets *at to the entry at which the next call should begin. Writes the entry numbers of at
+ * most `max` files to `ids`, and returns how many files it found. */
 uint64_t monarch_find_absent(const struct monarch_catalog *c, const struct monarch_clients *m,
                              unsigned source, const char *directory, uint64_t length, int is_deep,
                              uint64_t *at, uint64_t looks, uint64_t *ids, uint64_t max);
@@ -131,23 +131,23 @@ struct monarch_scan;
 
 /* Walks the tree below the directory `root`, a descriptor that the caller keeps open. Uses
  * `threads` threads, and makes at most `ops_per_s` operations a second (0: no limit). Stays on the
- * file system of `root`. Rings `doorbell` when there are batches for Python to take. */
+ * file system of `root`. Rings `doorbell` when batches are ready for Python (monarch_scan_take). */
 struct monarch_scan *monarch_scan_start(int root, unsigned source, int threads, uint64_t ops_per_s,
                                         uint32_t *doorbell);
 /* Scans only these `n` directories, whose names are relative to the root. is_deep: also scans all
- * directories below them. A scan of parts does not record how many names each directory
- * has. */
+ * directories below them. Unlike a scan of the whole source, this scan does not record how many
+ * names each directory has. */
 struct monarch_scan *monarch_scan_parts(int root, unsigned source, const char *const *directories,
                                         uint64_t n, int is_deep, int threads, uint64_t ops_per_s,
                                         uint32_t *doorbell);
-/* Moves a directory, and the directories above it, to the front of the directories that are still
- * to be listed. is_deep: also moves the directories below it. */
+/* Makes the scan list this directory, and the directories above it, before all other directories.
+ * is_deep: also the directories below it. */
 void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_deep);
-/* Lets the scan skip files that the catalog already has with the same name and inode number. The
- * scan skips a file only if the file's directory has not changed since `since_ns` [CLOCK_REALTIME],
- * a time at which the catalog had no files yet. For a file that a client is reading now, the scan
- * takes the attributes that the kernel cached at the client's open, and does not ask the server.
- * Call this before the first monarch_scan_allow. */
+/* Makes the scan skip files that are already in the catalog with the same name and inode number.
+ * The scan skips a file only if the file's directory has not changed since `since_ns`
+ * [CLOCK_REALTIME], a time at which the catalog was empty. If a client is reading a file now, the
+ * scan does not ask the server for the file's attributes. It takes the attributes that the kernel
+ * has cached at the client's open. Call this before the first monarch_scan_allow. */
 void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
                              const struct monarch_clients *clients, int64_t since_ns);
 /* Sets how many names the scan may look at until the next call. There are two allowances. The first
@@ -155,12 +155,13 @@ void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
  * other directories. A wanted directory can always be listed. Any other directory is listed only
  * while the second allowance is not used up.
  *
- * wanted: the new first allowance; negative: no limit. If `wanted` is 0 and the first allowance has
- * a limit, the allowance stays as it is. more_others: is added to the second allowance; negative:
- * no limit. If the second allowance has no limit before the call, it becomes `more_others`. */
+ * wanted: the new value of the first allowance; negative: no limit. If `wanted` is 0 and the first
+ * allowance has a limit, this allowance does not change. more_others: is added to the second
+ * allowance; negative: no limit. If the second allowance has no limit before the call, it becomes
+ * `more_others`. */
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others);
-/* Returns the next batch. Returns NULL if there is none now; *finished then says whether the scan
- * has ended. */
+/* Returns the next batch. Returns NULL if no batch is ready; *finished is then 1 if the scan has
+ * ended, otherwise 0. */
 struct monarch_batch *monarch_scan_take(struct monarch_scan *s, int *finished);
 void monarch_batch_free(struct monarch_batch *b);
 /* Returns how many directories and files could not be read, and sets *error to the errno of the
@@ -179,7 +180,7 @@ int monarch_scan_stop(struct monarch_scan *s, int limit_ms);
  * also stores the link's target in `target`. Returns 0 or -errno. */
 int monarch_stat_entry(int root, unsigned source, const char *path, struct monarch_entry *e,
                        char *target, uint64_t target_bytes);
-/* Does what monarch_stat_entry does, and passes `flags` to statx. */
+/* Does the same as monarch_stat_entry, and passes `flags` to statx. */
 int monarch_statx_entry(int root, unsigned source, const char *path, int flags,
                         struct monarch_entry *e, char *target, uint64_t target_bytes);
 /* A regular file that a process has open. */
@@ -191,8 +192,8 @@ struct monarch_open_file {
  * something else, or to nothing. Uses only what the kernel has cached, so the call returns even if
  * the file's file system hangs. */
 int monarch_find_open_file(const char *path, struct monarch_open_file *out);
-/* Reads the fields of statx that are the same for all files below `root`. The source is asked only
- * if the kernel no longer trusts its cached attributes of `root`. */
+/* Reads those results of statx(2) that are the same for all files below `root`. The source is asked
+ * only if the kernel no longer trusts its cached attributes of `root`. */
 void monarch_read_masks(int root, struct monarch_filesystem *f);
 /* Reads what statx and statfs report of the file system of `root`. The call may wait for the
  * source, because statfs always asks the source. */
@@ -200,8 +201,9 @@ void monarch_read_filesystem(int root, struct monarch_filesystem *f);
 
 /* --- comparing with a source: compare.c, revalidate.c ----------------------------------------- */
 
-/* Result of comparing a file or directory of the catalog with the source. The source has the same
- * version, another version, or none. If the source does not answer, the result is MONARCH_SAME. */
+/* The result of comparing a file or directory of the catalog with the source: the source has the
+ * same version (SAME), another version (REPLACED), or no such file (GONE). If the source returns
+ * another error, the result is MONARCH_SAME. */
 enum monarch_compared { MONARCH_SAME, MONARCH_REPLACED, MONARCH_GONE };
 /* Compares the `n` entries (files and directories) with the source, in the order of `ids`, until
  * `limit_ns` have passed. Returns how many it compared, at least one. Sets found[i] to the result,
@@ -213,12 +215,12 @@ uint64_t monarch_compare(const struct monarch_catalog *c, const int32_t *roots, 
 /* Returns whether a directory at the source still has exactly the names of its listing. `root` is a
  * descriptor of the source's root. */
 int monarch_listing_holds(const struct monarch_catalog *c, int root, uint64_t directory);
-/* Compares the catalog's directories of one source with the source itself, from entry *at on, until
- * about `max` entries were looked at. `root` is a descriptor of the source's root. Marks each
+/* Compares the directories of one source with the source itself, from entry *at of the catalog on,
+ * until about `max` entries were compared. `root` is a descriptor of the source's root. Marks each
  * directory that differs, and each changed file in it, in the changed filter of `m`. is_listed:
- * whether monarch_catalog_list was called; before that call, the `sum` of a directory is no
- * listing. Moves *at to the entry at which the next call must begin. Returns how many directories
- * this call has newly marked. */
+ * whether monarch_catalog_list was called; before that call, the `sum` of a directory is not a
+ * listing. Sets *at to the entry at which the next call must begin. Returns how many directories
+ * were marked that were not marked before. */
 uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct monarch_clients *m,
                                      const struct monarch_source *source, unsigned number, int root,
                                      int is_listed, uint64_t *at, uint64_t max);
@@ -230,9 +232,9 @@ enum monarch_job_kind {
     MONARCH_CHECK,
     MONARCH_COMPARE,
     MONARCH_DROP,
-    /* Reads a copy into the page cache. Only half of the threads for the sources carry out
-     * PAGE_INs, so that the other half is free for fills. An engine with a single thread for the
-     * sources carries out no PAGE_IN. */
+    /* Reads a copy into the page cache. Only half of the threads for the sources execute PAGE_INs,
+     * so that the other half is free for fills. An engine with only one thread for the sources
+     * executes no PAGE_INs. */
     MONARCH_PAGE_IN,
 };
 enum monarch_job_status {
@@ -253,23 +255,24 @@ struct monarch_result {
     int64_t started_ns;         /* time at which a thread began the order, on the wall clock */
     uint32_t kind, status, tier, in_use;
     int32_t error;
-    /* of a FILL: the peer that sent all bytes, and so has the whole file; -1 for none */
+    /* of a FILL: the peer that sent all bytes, and therefore has the whole file; -1: no such
+     * peer */
     int32_t giver;
-    /* of a FILL: the node that keeps the file, according to a peer that was asked but has no room
-     * for the file; -1: no peer has given such an answer */
+    /* of a FILL: the node that keeps the file, as named by a peer that was asked but has no room
+     * for the file; -1: no peer has named a node */
     int32_t home;
     /* Of a FILL or CHECK that is DONE: whether the engine has published the copy. If it has not,
      * the caller must find out why. */
     uint32_t is_published;
-    /* Of a DROP or a failed FILL: 0 if the copy was removed. Otherwise the copy could not be
-     * removed and still takes room; `left` is the errno of the removal. */
+    /* Of a DROP or a failed FILL: 0 if the copy was removed. Otherwise `left` is the errno of the
+     * failed removal, and the copy still takes room. */
     int32_t left;
 };
 
-/* Throughput of one endpoint. An endpoint is either all sources together, or one peer. What a peer
- * sends counts only if the peer had the whole file. bytes: number of bytes that threads have
- * received from the endpoint so far; ns: the time that the threads needed. Both arrays are indexed
- * by the number of threads that used the endpoint when the receiving thread began: index 0 stands
+/* Throughput of one endpoint. An endpoint is either all sources together, or one peer. Bytes from a
+ * peer are counted only if the peer had the whole file. bytes: number of bytes that threads have
+ * received from the endpoint so far; ns: the time that the threads needed. The index of both arrays
+ * depends on the number of threads that used the endpoint when the receiving thread began: index 0
  * for 1 thread, index 1 for 2 or 3 threads, index 2 for 4 to 7 threads, ... */
 enum monarch_levels { MONARCH_LEVELS = 6 };
 struct monarch_flow {
@@ -278,31 +281,32 @@ struct monarch_flow {
 
 struct monarch_engine;
 
-/* Starts an engine for the session to which these segments belong. It starts up to `threads`
- * threads for the sources, as they are needed. All these threads may do work for which a reader
- * waits. At most `width` of them at a time do work that no reader waits for; monarch_engine_width
- * can change this number. `peer_threads` further threads fill from peers. block_bytes: size of the
- * blocks that have checksums. */
+/* Starts an engine for the session to which these segments belong. The engine starts threads that
+ * read the sources when they are needed, up to `threads` of them. All of them may do work for which
+ * a reader waits, but at most `width` at a time do other work; monarch_engine_width can change
+ * `width`. `peer_threads` more threads fill from peers. block_bytes: size of the blocks; each block
+ * has a checksum. */
 struct monarch_engine *monarch_engine_start(int threads, int width, int peer_threads,
                                             uint64_t block_bytes, struct monarch_clients *clients,
                                             struct monarch_fills *fills);
-/* Makes the threads publish the copies that they make, through `w`. Before a thread publishes a
- * copy, it checks that no client has changed the file. For this check, it reads the device of the
- * file's source from `control`. Call this before the first order. */
+/* Makes the engine's threads publish the copies that they make, through the writer `w`. Before a
+ * thread publishes a copy, it checks that no client has changed the file; for this check, it needs
+ * the device of the file's source from `control`. Call this before the first order is submitted. */
 void monarch_engine_publish(struct monarch_engine *e, struct monarch_writer *w,
                             struct monarch_control *control);
-/* Makes the engine receive, from these `n` datagram sockets, the descriptors that readers hand
- * over. The caller closes the sockets once the engine has stopped. Returns 0, or -1 if no thread
- * could be started. Call this after monarch_engine_publish. */
+/* Makes the engine receive the descriptors that readers hand over, from these `n` datagram sockets.
+ * The caller closes the sockets after the engine has stopped. Returns 0, or -1 if no thread could
+ * be started. Call this after monarch_engine_publish. */
 int monarch_engine_handovers(struct monarch_engine *e, const int *sockets, int n);
-/* Lists the files of one source that have no entry in the catalog and whose descriptors programs
- * have handed over. renames: how many directories programs had renamed just before this call; files
- * whose paths were looked up before the last of these renames are left out. Writes the attributes
- * of at most `max` files to `entries`, and their paths, of at most MONARCH_SCAN_HINT_PATH bytes
- * each, to `pool`. Returns how many files it has listed. Each file is listed only once. The engine
- * keeps the file's descriptor for the order that will fill the file. Without an order, the engine
- * closes the descriptor as soon as two conditions hold. First, 50 ms have passed since the
- * descriptor was received. Second, the daemon's loop has had two iterations since this call. */
+/* Lists files of one source. Programs have handed over the descriptors of these files, but the
+ * catalog has no entries for them. renames: how many directories programs had renamed just before
+ * this call. Files whose paths were looked up before the last of these renames are omitted, because
+ * their paths may be wrong. Writes the attributes of at most `max` files to `entries`, and their
+ * paths, of at most MONARCH_SCAN_HINT_PATH bytes each, to `pool`. Returns how many files it has
+ * listed. Each file is listed only once. The engine keeps the file's descriptor for the order that
+ * will fill the file. If no such order comes, the engine closes the descriptor as soon as two
+ * conditions hold: 50 ms have passed since it received the descriptor, and the daemon's loop has
+ * had two iterations since this call. */
 uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source, uint64_t renames,
                               struct monarch_entry *entries, uint64_t max, char *pool);
 void monarch_engine_source(struct monarch_engine *e, unsigned source, int root);
@@ -310,12 +314,12 @@ void monarch_engine_tier(struct monarch_engine *e, unsigned tier, int copies);
 /* Makes the engine store a stamp in the modification time of each copy that it makes in this tier
  * (monarch_stamp). salt: the salt of these stamps. */
 void monarch_engine_stamp(struct monarch_engine *e, unsigned tier, uint64_t salt);
-/* Gives the engine a pack: an archive of files of the source. If a file has only one unit, and a
- * member has the file's name, size and time of modification, the engine reads the file from the
- * pack instead of the source. The engine duplicates `fd`. size, mtime_ns: the archive's size and
- * time of modification when its members were listed. `members` must be in the order of their
- * positions in the archive. Call this before the first order. Returns 0 or -errno. The error is
- * ESTALE if the archive no longer has this size and time. */
+/* Gives the engine a pack, which is an archive of files of the source. The engine reads a member of
+ * the pack instead of the file under two conditions: the file has only one unit, and the member has
+ * the file's name, size and time of modification. The engine duplicates `fd`. size, mtime_ns: the
+ * pack's size and time of modification when its members were listed. `members` must be in the order
+ * of their positions in the pack. Call this before the first order is submitted. Returns 0 or
+ * -errno. The error is ESTALE if the pack no longer has this size and time. */
 struct monarch_member {
     uint64_t hash; /* XXH3-64 of the member's path, relative to the source's root */
     uint64_t offset, size;
@@ -323,11 +327,12 @@ struct monarch_member {
 };
 int monarch_engine_pack(struct monarch_engine *e, unsigned source, int fd, uint64_t size,
                         int64_t mtime_ns, uint64_t n, const struct monarch_member *members);
-/* Returns the errno of the last read of a source's pack, or 0. ESTALE: the pack has changed, and
- * the engine does not read it any more. */
+/* Returns the errno of the last read of a source's pack, or 0. ESTALE: the pack has changed, so the
+ * engine no longer reads it. */
 int monarch_engine_pack_error(struct monarch_engine *e, unsigned source);
 /* For each of the `n` entries, sets places[i] to the position of the file's member in the pack of
- * the file's source. If no member has the file's name, size and time, sets places[i] to -1. */
+ * the file's source. If no member has the file's name, size and time of modification, sets
+ * places[i] to -1. */
 void monarch_engine_pack_order(struct monarch_engine *e, const struct monarch_catalog *c,
                                uint64_t n, const uint64_t *ids, int64_t *places);
 /* Sets how many bytes and operations per second the engine may request from the sources; 0: no
@@ -336,38 +341,38 @@ void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64
 /* Sets whether the engine may read small files with O_DIRECT. By default, it may. */
 void monarch_engine_direct_io(struct monarch_engine *e, int may);
 /* Sets how many threads at a time may copy files for which no reader waits: `width` threads may
- * copy from the sources, and `peer_width` threads from peers. rests: whether the threads for the
- * sources sleep after each file, so that programs get more processor time. */
+ * copy from the sources, and `peer_width` threads from peers. rests: whether the threads that read
+ * the sources sleep after each file, so that programs get more processor time. */
 void monarch_engine_width(struct monarch_engine *e, int width, int peer_width, int rests);
-/* Sets the ranks' shares: MONARCH_RANKS numbers, indexed by the rank's number in a demand. Ranks
- * whose readers wait are served in proportion to their shares. All shares are 0 at first. Readers
- * of a rank with share 0 are served like readers that belong to no rank. */
+/* Sets the shares of the ranks: MONARCH_RANKS numbers, indexed by a rank's number in demands. Ranks
+ * whose readers wait are served in proportion to their shares. Before the first call, all shares
+ * are 0. Readers of a rank with share 0 are served like readers that belong to no rank. */
 void monarch_engine_shares(struct monarch_engine *e, const uint32_t *shares);
-/* Submits orders. The engine carries them out in the sequence of the arrays, except that orders for
- * files in use (in_use = 1) come before all others. The engine reads `c` during the call, but not
- * afterwards. sums: the sum that a CHECK or COMPARE expects. peers: for each order, the
- * numbers of the MONARCH_ASKED peers that a FILL asks before the source; -1 stands for no peer. If
- * a peer has the whole file, MONARCH_HAS_IT is added to its number. sums and peers may be NULL.
- * Returns how many orders were accepted. */
+/* Submits orders, which are jobs for the engine's threads. The engine begins them in the sequence
+ * of the arrays, except that orders for files in use (in_use = 1) come before all others. The
+ * engine reads `c` only during the call. sums: the checksum that a CHECK or COMPARE expects. peers:
+ * for each order, the numbers of the MONARCH_ASKED peers that a FILL asks before the source; -1: no
+ * peer. If a peer has the whole file, MONARCH_HAS_IT is added to its number. sums and peers may be
+ * NULL. Returns how many orders were accepted. */
 enum monarch_asked { MONARCH_HAS_IT = 65536 };
 int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog *c, int kind,
                           int in_use, uint64_t n, const uint64_t *ids, const uint32_t *tiers,
                           const uint64_t *copies, const uint64_t *sums, const int32_t *peers);
-/* Submits orders to remove copies. The engine carries them out before all other orders. Each result
- * has the order's id, and the size of the file as `bytes`. Returns how many orders were
+/* Submits orders to remove copies. The engine executes these orders before all other orders. Each
+ * result has the order's id, and the file's size as `bytes`. Returns how many orders were
  * accepted. */
 int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
                         const uint32_t *tiers, const uint64_t *copies, const uint64_t *sizes);
-/* A grant is room in tiers. The engine itself may use this room to order fills of files for which
- * readers or peers wait. This struct is the room of one tier; monarch_engine_grant takes an array
- * of `tiers` such structs. The engine numbers the copies from `first_copy` on, and orders at most
- * MONARCH_PLACED fills. Until the grant ends, only the engine changes the words of entries that are
- * ABSENT or WANTED, and only the engine places copies in these tiers. */
+/* A grant is room in tiers. The engine itself may use this room to start fills of files for which
+ * readers or peers wait. This struct is the granted room in one tier; monarch_engine_grant takes an
+ * array of `tiers` such structs. The engine numbers the copies from `first_copy` on, and starts at
+ * most MONARCH_PLACED fills. Until the grant ends, only the engine changes the words of entries
+ * that are ABSENT or WANTED, and only the engine places copies in these tiers. */
 struct monarch_room {
     uint64_t bytes, inodes;
     uint64_t largest; /* size of the largest file that may go into the tier; 0: no limit */
     uint32_t block_bytes, entry_bytes; /* as in monarch_py/policies/placement.py */
-    uint32_t is_part;                  /* whether the tier has more room than is granted */
+    uint32_t is_part;                  /* whether the tier has more room than this grant */
     uint32_t is_staging;               /* whether the tier is the staging area */
 };
 enum { MONARCH_PLACED = 1024 };
@@ -375,17 +380,17 @@ struct monarch_placed {
     uint64_t id, copy;
     uint32_t tier, unused;
 };
-/* Gives the grant that struct monarch_room describes. meets: a bit per source, set if the engine
- * may add files of that source to the catalog when programs hand over their descriptors. */
+/* Gives a grant (struct monarch_room) to the engine. meets: a bit per source. The bit is set if the
+ * engine may add files of the source to the catalog when programs hand over descriptors of them. */
 void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct monarch_room *room,
                           uint64_t first_copy, uint32_t meets);
-/* Ends the grant. Writes to `out` the fills that the engine has ordered under the grant, and
- * returns their number. `out` has room for MONARCH_PLACED fills. */
+/* Ends the grant. Writes the fills that the engine has started under the grant to `out`, which has
+ * room for MONARCH_PLACED fills. Returns the number of these fills. */
 uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_placed *out);
-/* If nodes share files, the home of a file says which node keeps the file. monarch_engine_homes
- * tells the engine the homes of `n` files. From the first call on, the engine itself orders fills
- * only of files whose homes it knows; Python must order all other fills. Returns 0, or -1 if memory
- * is exhausted. */
+/* If nodes share files, the home of a file describes from which nodes this node gets the file, and
+ * where it puts its own copy. monarch_engine_homes passes the homes of `n` files to the engine.
+ * After the first call, the engine itself starts fills only of files whose homes it has received;
+ * Python must submit all other fills. Returns 0, or -1 if memory is exhausted. */
 enum monarch_storage { MONARCH_NOT_TOLD, MONARCH_IN_TIERS, MONARCH_IN_STAGING };
 struct monarch_home {
     int16_t asked_first, asked_then; /* the peers that a fill asks; -1: none */
@@ -395,32 +400,33 @@ struct monarch_home {
 };
 int monarch_engine_homes(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
                          const struct monarch_home *homes);
-/* Waits, for at most `limit_us`, until the engine leaves work to the daemon's loop. That happens in
- * three cases: a file needs a fill, but the grant does not let the engine order the fill; an order
- * has ended, so there may now be room for a file that needs a fill; a fill has ended, but the
- * engine has not published the copy. Returns whether the engine has left any work since the last
- * call. */
+/* Waits, for at most `limit_us`, until there is work that the engine leaves to the daemon's loop.
+ * There are three cases: a file needs a fill, but the grant does not allow the engine to start it;
+ * an order has ended, so there may now be room for a file that needs a fill; a fill has ended, but
+ * the engine has not published the copy. Returns whether the engine has left any work since the
+ * last call. */
 int monarch_engine_rest(struct monarch_engine *e, uint32_t limit_us);
-/* Withdraws the FILL orders of these `n` entries. Does not withdraw an order in three cases: a
- * thread has begun the order, the order's file is in use, or a handed-over descriptor waits for the
- * order. Each withdrawn order gets the result ABANDONED at once. Returns how many it withdrew. */
+/* Withdraws the FILL orders of these `n` entries. An order is not withdrawn in three cases: a
+ * thread has begun it, its file is in use, or a handed-over descriptor waits for it. Each withdrawn
+ * order gets the result ABANDONED at once. Returns how many orders were withdrawn. */
 uint64_t monarch_engine_withdraw(struct monarch_engine *e, uint64_t n, const uint64_t *ids);
 uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result *out, uint64_t max);
-/* Frees data of all results that were taken so far: the maps of their fills, and their block sums.
- * Call this when the catalog reflects these results. Until then, readers need the maps of fills
- * whose copies the engine has not published, and the caller may need the block sums. */
+/* Frees the data of all results that were taken so far: the bitmaps of their fills (struct
+ * monarch_fill), and the checksums of their blocks. Call this when the catalog reflects these
+ * results. Before that, readers need the bitmaps of fills whose copies the engine has not
+ * published, and the caller may need the checksums. */
 void monarch_engine_settle(struct monarch_engine *e);
 /* Sets whether the caller waits for results. A caller waits if it has more orders to submit, or
  * needs room for copies. The engine rings the doorbell at once for a result whose copy it has not
- * published. For results of published copies, it rings only when many have accumulated. If the
- * caller waits, the engine rings after a few results, so that the threads do not run out of orders.
- * Results can also be taken without a ring. */
+ * published. If the copies are published, the engine rings only after many results. If the caller
+ * waits, the engine rings after a few results, so that the threads do not run out of orders.
+ * Results can also be taken before the bell rings. */
 void monarch_engine_await(struct monarch_engine *e, int is_awaited);
 /* Returns the number of orders whose results were not taken yet. PAGE_INs are not counted. in_use:
- * 1 counts orders for files in use, 0 counts all others. `origin` selects the orders of one origin
- * (enum monarch_origin: from the sources or from peers), or of both (MONARCH_ORIGINS). */
+ * 1 counts orders for files in use, 0 counts all other orders. origin: counts only orders whose
+ * bytes come from this origin; MONARCH_ORIGINS: counts the orders of both origins. */
 uint64_t monarch_engine_pending(struct monarch_engine *e, int in_use, int origin);
-/* Returns whether there is a FILL from a source whose result was not taken yet. */
+/* Returns whether any FILL from a source is unfinished, or has a result that was not taken yet. */
 int monarch_engine_reads_sources(struct monarch_engine *e);
 /* Counts, for each of `n` peers, the orders that ask this peer first and whose results were not
  * taken yet. */
@@ -451,11 +457,11 @@ uint64_t monarch_xxh3_of(const char *data, uint64_t len);
  * returns to the system. */
 void monarch_limit_malloc(void);
 /* Asks the kernel for SCHED_BATCH and short time slices (since Linux 6.12) for the calling thread
- * and for threads that it makes later. A thread of SCHED_BATCH that wakes does not interrupt the
- * thread that runs on its processor. The running thread, the daemon's or a program's, mostly sleeps
- * within 0.1 ms anyway, so an interruption would cost two context switches for nothing. If programs
- * use all processors, short slices let the daemon's threads run at the scheduler's next decision.
- * Their share of the processor time stays the same. On older kernels, the function has no effect,
- * because there a thread of SCHED_BATCH could wait for many milliseconds. */
+ * and for threads that it makes later. If a SCHED_BATCH thread wakes, it does not interrupt the
+ * thread that runs on its processor. The running thread, which belongs to the daemon or a program,
+ * mostly sleeps within 0.1 ms anyway. An interruption would cost two context switches for nothing.
+ * If programs use all processors, short slices let the daemon's threads run at the scheduler's next
+ * decision. Their share of the processor time stays the same. On older kernels, a SCHED_BATCH
+ * thread could wait for many milliseconds, so the function has no effect there. */
 void monarch_set_scheduling(void);
 int monarch_syncfs(int fd); /* 0 or -errno */

@@ -1,5 +1,5 @@
-/* tf.data's shuffle: a buffer is kept full, and each output is drawn from it. The random numbers
- * are those of Philox 4x32-10 (Salmon et al., 2011). */
+/* tf.data's shuffle: a buffer is kept full, and each output is drawn from it. The generator of the
+ * random numbers is Philox 4x32-10 (Salmon et al., 2011). */
 #include <stdlib.h>
 
 #include "plan/plan.h"

@@ -1,35 +1,36 @@
 /* Deals the samples of an epoch, step by step: first to the nodes, and then to the ranks of each
- * node. As many samples as possible go to a node that holds them. A node has a place for each
- * sample that it can take. Augmenting paths find a maximum matching of the samples with the places
- * of their holders. */
+ * node. As many samples as possible go to a node that holds them. A node has one place for each
+ * sample that it can take. The program searches for augmenting paths, and so finds a maximum
+ * matching between the samples and the places of the nodes that hold them. */
 #include "plan/plan.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* The state of the step that is being dealt. Its arrays have an element for each node, or for each
- * sample of the step. The samples of a node form a linked list, in which a sample is represented by
- * its index in the step. */
+/* The state while the samples of one step are dealt. The arrays have an element for each node, or
+ * for each sample of the step. The samples of a node form a linked list, in which a sample is
+ * represented by its index in the step. */
 struct step {
     const struct monarch_deal *deal;
     const int32_t *samples;
     int32_t count;
-    int32_t *node;          /* by sample: its node; -1: it has no place yet */
-    int32_t *next, *before; /* by sample: its neighbours in the list of its node; -1: none */
-    int32_t *first;         /* by node: head of its list */
-    /* by node. room: maximum number of samples that the node can take; taken: number of samples
-     * that the node takes because it holds them */
+    int32_t *node;          /* for each sample: its node; -1: no node yet */
+    int32_t *next, *before; /* for each sample: its neighbors in its node's list; -1: none */
+    int32_t *first;         /* for each node: head of its list */
+    /* for each node. room: maximum number of samples that the node can take; taken: number of
+     * samples that were assigned to the node because it holds them */
     int32_t *room, *taken;
-    /* by node. share: number of samples that the node takes without holding them, and so must load;
-     * least: minimum number of samples that the node takes in all */
+    /* for each node. share: number of samples that the node takes although it does not hold them,
+     * so that it must load them; least: minimum number of samples that the node takes in all */
     int32_t *share, *least;
-    /* The search for a free place (augment). moved: by node, the sample that would move to the
-     * node; queue: the nodes that the search has reached, in the order in which it reached them. */
+    /* State of a search for a free place (augment). moved: for each node, the sample that would
+     * move to the node; queue: the nodes that the search has reached so far, the earliest first. */
     int32_t *moved, *queue;
-    /* by node. seen: the search has reached the node; is_dead: no free place can be reached from
-     * the node */
+    /* for each node. seen: the current search has reached the node; is_dead: an earlier search has
+     * shown that no free place can be reached from the node */
     uint8_t *seen, *is_dead;
-    int32_t *cursor; /* by node: index in `by_node` for the next sample that the node holds */
+    /* for each node: where in `by_node` the next sample that the node holds goes */
+    int32_t *cursor;
     /* the step's samples, grouped by node; a node's group begins with the samples that it must
      * load */
     int32_t *by_node;
@@ -61,9 +62,9 @@ static void unlink_from(struct step *s, int32_t i) {
     s->node[i] = -1;
 }
 
-/* Returns the holder to which the sample goes: the first holder (the sample's owner) if that node
- * has a free place, else the holder with the most free places. Returns -1 if no holder has a free
- * place. */
+/* Returns the node to which the sample goes: the first of its holders (the sample's owner) if that
+ * node has a free place, else the holder with the most free places. Returns -1 if no holder has a
+ * free place. */
 static int32_t freest(const struct step *s, int32_t i) {
     const int32_t *holders = holders_of(s, i);
     int32_t best = -1, most = 0;
@@ -96,8 +97,8 @@ static int32_t reach(struct step *s, int32_t i, int32_t *tail) {
     return -1;
 }
 
-/* Finds a place for sample `i`, whose holders are all full, by moving other samples to other nodes
- * that hold them. If that is impossible, the sample stays without a place. */
+/* Finds a place for sample `i`, whose holders are all full: moves other samples to other nodes that
+ * hold them. If that is impossible, the sample gets no place. */
 static void augment(struct step *s, int32_t i) {
     int32_t head = 0, tail = 0, free_node = reach(s, i, &tail);
     while (free_node < 0 && head < tail) {
@@ -144,10 +145,10 @@ static void match(struct step *s) {
                 augment(s, i);
 }
 
-/* Removes samples from nodes, until there are enough waiting samples (samples without a node) to
- * bring every node up to its minimum (s->least). Always removes the next sample from the node whose
- * surplus over its minimum is largest. `waiting` is the number of waiting samples before the call.
- * Returns their number afterwards. */
+/* Takes samples away from nodes, until there are enough waiting samples (samples without a node) to
+ * bring every node up to its minimum (s->least). Each sample is taken from the node that exceeds
+ * its minimum the most. `waiting` is the number of waiting samples before the call. Returns their
+ * number after the call. */
 static int32_t give_up(struct step *s, int32_t waiting) {
     uint32_t nodes = s->deal->nodes;
     int32_t needed = 0;
@@ -176,14 +177,14 @@ static int64_t shares_at(const struct step *s, int32_t level) {
     return sum;
 }
 
-/* Distributes the `waiting` samples, which have no node yet, by setting s->share. Every node gets
- * the same number of them, with two exceptions. A node gets more if it would otherwise have fewer
- * than s->least samples in all. A node gets fewer if it lacks room. Any samples that are left over
- * then go, one by one, to the nodes with the smallest s->taken. */
+/* Decides how many of the `waiting` samples, which have no node yet, each node gets: sets s->share.
+ * Every node gets the same number of them, with two exceptions. A node gets more if it would
+ * otherwise have fewer than s->least samples in all. A node gets fewer if it lacks room. The
+ * remaining samples go, one by one, to the nodes with the smallest s->taken. */
 static void fill_up(struct step *s, int32_t waiting) {
-    /* The level is the number of samples that a node takes if no exception applies. Find the
-     * highest level at which all nodes together take at most `waiting` samples. The search keeps
-     * shares_at(low) <= waiting < shares_at(high), unless all nodes are full. */
+    /* The level is the number of waiting samples that a node gets if no exception applies. A binary
+     * search finds the highest level at which all nodes together get at most `waiting` samples. Its
+     * invariant is shares_at(low) <= waiting < shares_at(high), unless all nodes are full. */
     int32_t low = 0, high = waiting + 1;
     while (high - low > 1) {
         int32_t middle = low + (high - low) / 2;
@@ -206,8 +207,8 @@ static void fill_up(struct step *s, int32_t waiting) {
     }
 }
 
-/* Groups the samples by node. In each group, the samples that the node has to load come first, then
- * those that it holds. Deals each node's samples to its ranks in turn. */
+/* Groups the samples by node. Each group begins with the samples that the node must load; the
+ * samples that it holds follow. Deals each node's samples to its ranks in turn. */
 static void hand_out(struct step *s, int32_t *out, int64_t *ends, int32_t *loads) {
     const struct monarch_deal *d = s->deal;
     uint32_t per_node = d->ranks / d->nodes;
@@ -245,8 +246,9 @@ static void hand_out(struct step *s, int32_t *out, int64_t *ends, int32_t *loads
 }
 
 /* Sets the maximum and the minimum number of samples that each node takes. Without a cap, all ranks
- * take the same number; if the step's samples cannot be divided evenly, some ranks take one more.
- * With a cap, a rank takes at least `least` samples and at most `cap` times an equal share. */
+ * take the same number of samples; if the step's samples cannot be divided evenly, some ranks take
+ * one more. With a cap, a rank takes at least `least` samples and at most `cap` times an equal
+ * share. */
 static void bound(struct step *s) {
     const struct monarch_deal *d = s->deal;
     int32_t per_node = (int32_t)(d->ranks / d->nodes), ranks = (int32_t)d->ranks;

@@ -1,10 +1,10 @@
-/* Finds the nodes that use each file most. One pass covers as many files as memory allows. It
- * collects the accesses of all epochs to these files, storing two bytes per access, and then counts
- * the accesses to each file. The result is exact. */
+/* Finds the nodes that use each file most. One pass covers as many files as memory allows. The pass
+ * collects the accesses of all epochs to these files; each access takes two bytes. Then the pass
+ * counts how often each node uses each file. The result is exact. */
 #include "plan/plan.h"
 
-/* Number of accesses that are processed together: the memory for all of them is prefetched first,
- * and used afterwards. */
+/* Number of accesses that are processed together: the memory for all of these accesses is
+ * prefetched first, and used afterwards. */
 #define AHEAD 512
 
 struct found {
@@ -52,8 +52,8 @@ int monarch_plan_collect(const int32_t *accesses, uint64_t rows, uint64_t ranks,
     return append(&f, cursors, slots, room);
 }
 
-/* Returns the node with the highest count. If several nodes have it, returns the one that comes
- * first in `slots`. */
+/* Returns the node with the highest count. If several nodes have the same highest count, returns
+ * the node that comes first in `slots`. */
 static int32_t best_of(const uint16_t *slots, uint64_t n, const uint32_t *counts) {
     int32_t best = -1;
     uint32_t most = 0;

@@ -2,8 +2,8 @@
  * exactly the indices that the sampler's own library (for example, torch) yields. Python chooses
  * the sampler and the nodes, and decides what follows from the counts.
  *
- * Samples and files are identified by numbers of type int32_t; -1 stands for no access. An access
- * is to a unit, which is a sample, a file or a block of a file. */
+ * Each access of a training job is to a unit. A unit is a sample, a file or a block of a file.
+ * Units are identified by numbers of type int32_t; -1 means that there is no access. */
 #pragma once
 
 #ifndef MONARCH_CDEF
@@ -26,23 +26,23 @@ void monarch_mersenne_fill(struct monarch_mersenne *g, uint32_t *out, uint64_t n
 /* Computes torch.randperm(n, generator=g) on the CPU. large: whether to use the algorithm that
  * torch uses for n >= 2**32 / 20. */
 void monarch_torch_randperm(struct monarch_mersenne *g, int large, int32_t *out, uint64_t n);
-/* Computes torch.randint(high, (n,), generator=g). wide: whether two draws of the generator are
- * combined for each number. */
+/* Computes torch.randint(high, (n,), generator=g). wide: whether each number combines two draws of
+ * the generator. */
 void monarch_torch_randint(struct monarch_mersenne *g, uint64_t high, int wide, int32_t *out,
                            uint64_t n);
 /* Shuffles `items` like libstdc++'s std::shuffle with std::minstd_rand0, whose state is *state. */
 void monarch_minstd_shuffle(uint32_t *state, int32_t *items, uint64_t n);
-/* Writes `items` to `out` in random order. Each output is drawn from a buffer of `buffer` items;
- * then the next item is put into the buffer. The draws are those of std::uniform_int_distribution
- * over std::minstd_rand0. Returns 0, or -1 if memory is exhausted. */
+/* Writes `items` to `out` in random order. Draws each output from a buffer of `buffer` items, and
+ * then puts the next item into the buffer. Draws numbers like std::uniform_int_distribution with
+ * std::minstd_rand0. Returns 0, or -1 if memory is exhausted. */
 int monarch_minstd_buffer(uint32_t *state, uint64_t buffer, const int32_t *items, int32_t *out,
                           uint64_t n);
 /* Shuffles `items` like libstdc++'s std::shuffle with std::mt19937. by_division: whether to draw
  * numbers as GCC did before version 11. */
 void monarch_mersenne_shuffle(struct monarch_mersenne *g, int by_division, int32_t *items,
                               uint64_t n);
-/* Computes the order in which tf.data's shuffle(buffer) yields 0, 1, ..., n-1. `seed` and `seed2`
- * are the seeds of the shuffle's iterator. Returns 0, or -1 if memory is exhausted. */
+/* Computes the sequence in which tf.data's shuffle(buffer) yields the items 0, 1, ..., n-1. `seed`
+ * and `seed2` are the seeds of the shuffle's iterator. Returns 0, or -1 if memory is exhausted. */
 int monarch_buffer_shuffle(uint64_t seed, uint64_t seed2, uint64_t buffer, int32_t *out,
                            uint64_t n);
 /* Computes the first `n` numbers of the Philox 4x32-10 generator. */
@@ -53,40 +53,40 @@ void monarch_philox(uint64_t seed, uint64_t seed2, uint32_t *out, uint64_t n);
 /* Adds 1 to counts[u] for each access to unit u. Returns 0, or -1 if a unit's number is `units` or
  * larger. */
 int monarch_plan_count(const int32_t *accesses, uint64_t n, uint32_t *counts, uint64_t units);
-/* Counts like monarch_plan_count, for all nodes at once. A row of `accesses` has one access for
- * each of the `ranks` ranks; each node has `per_node` ranks. counts: an array of shape (nodes,
- * units). Returns -2 if a count overflows, otherwise the result of monarch_plan_count. */
+/* Counts like monarch_plan_count, but separately for each node. A row of `accesses` has one access
+ * for each of the `ranks` ranks; each node has `per_node` ranks. counts: an array of shape (nodes,
+ * units). Returns 0, -1 as monarch_plan_count does, or -2 if a count overflows. */
 int monarch_plan_count_nodes(const int32_t *accesses, uint64_t rows, uint64_t ranks,
                              uint64_t per_node, uint16_t *counts, uint64_t units);
 /* The position of an access that never happens. It is larger than every real position. */
 #define MONARCH_PLAN_NEVER INT64_MAX
-/* Sets first[u] to the position of the first access to unit u, unless first[u] has a position
- * already. The positions of the accesses are `start`, `start` + 1, ... Returns what
- * monarch_plan_count returns. */
+/* Sets first[u] to the position of the first access to unit u, unless first[u] already is a
+ * position, that is, differs from MONARCH_PLAN_NEVER. The accesses have the positions `start`,
+ * `start` + 1, ... Returns 0, or -1 as monarch_plan_count does. */
 int monarch_plan_first(const int32_t *accesses, uint64_t n, int64_t start, int64_t *first,
                        uint64_t units);
-/* For each access i to a unit u, sets next[i] to the position of the next access to u. Where
- * accesses[i] is -1, sets next[i] to MONARCH_PLAN_NEVER. Before the call, later[u] is the position
- * of the first access to unit u after these accesses. The function processes the accesses from the
- * last to the first. Afterwards, later[u] is the position of the first access to unit u, these
- * accesses included. Returns what monarch_plan_count returns. */
+/* For each access i to a unit u, sets next[i] to the position of the next access to u. If
+ * accesses[i] is -1, sets next[i] to MONARCH_PLAN_NEVER. A long sequence of accesses is processed
+ * in parts, from the last part to the first, with one call for each part. later[u] is the position
+ * of the first access to unit u in the parts that come after this part; the call updates it for
+ * this part. Returns 0, or -1 as monarch_plan_count does. */
 int monarch_plan_next(const int32_t *accesses, uint64_t n, int64_t start, int64_t *later,
                       uint64_t units, int64_t *next);
 
 /* --- which node uses a file most: holder.c ---------------------------------------------------- */
 
 /* Collects the accesses to the units [low, low + units). Each unit has consecutive slots, one for
- * each access. For each access, the next slot of the accessed unit receives the number of the node
- * that makes the access. The next slot of unit low + u is slots[cursors[u]]. Returns 0, or -1 if
- * the slots would overflow. */
+ * each access to the unit. Each access stores the number of its node in the next free slot of its
+ * unit. The next free slot of unit low + u is slots[cursors[u]]. `slots` has `room` elements.
+ * Returns 0, or -1 if `slots` would overflow. */
 int monarch_plan_collect(const int32_t *accesses, uint64_t rows, uint64_t ranks, uint64_t per_node,
                          uint64_t low, uint64_t units, uint64_t *cursors, uint16_t *slots,
                          uint64_t room);
-/* Finds the `top` nodes that use each unit most. Reads the slots that monarch_plan_collect has
- * filled. The slots of unit u end at ends[u]. Nodes that use the unit equally often are sorted by
- * their first use of the unit, the earliest first. If fewer than `top` nodes use it, the remaining
- * nodes are -1 and their counts 0. nodes, counts: arrays of shape (units, top). scratch: one
- * counter per node, all 0 before and after the call. */
+/* Finds, for each unit, the `top` nodes that use it most, and how often each of them uses it. Reads
+ * the slots that monarch_plan_collect has filled; the slots of unit u end at ends[u]. If nodes use
+ * the unit equally often, the node that uses it first comes first. If fewer than `top` nodes use
+ * it, the remaining nodes are -1 and their counts 0. nodes, counts: arrays of shape (units, top).
+ * scratch: one counter per node, all 0 before and after the call. */
 void monarch_plan_rank(const uint16_t *slots, const uint64_t *ends, uint64_t units, uint64_t top,
                        uint32_t *scratch, int32_t *nodes, uint32_t *counts);
 
@@ -95,26 +95,27 @@ void monarch_plan_rank(const uint16_t *slots, const uint64_t *ends, uint64_t uni
 struct monarch_deal {
     uint32_t nodes;
     uint32_t ranks;    /* a multiple of `nodes`; rank r is on node r / (ranks / nodes) */
-    uint64_t per_step; /* samples of all ranks together in a step; the last step may have fewer */
+    uint64_t per_step; /* samples of all ranks in a step; the last step may have fewer samples */
     uint32_t width;
-    /* (samples, width): the nodes that hold each sample; unused places are -1 */
+    /* (samples, width): for each sample, the nodes that hold it; unused elements are -1 */
     const int32_t *holders;
     /* maximum number of samples that a rank gets in a step, as a multiple of an equal share; 0:
      * every rank gets an equal share */
     double cap;
-    /* maximum number of samples that a rank gets in any step; equals the maximum that `cap` sets
-     * for a full step */
+    /* maximum number of samples that a rank gets in any step: `cap` times an equal share of a full
+     * step */
     int32_t most;
     /* minimum number of samples that a rank gets in a step; applies only if the step has enough
      * samples for all ranks */
     int32_t least;
 };
 
-/* Deals the samples of an epoch to the ranks, step by step. A sample goes to a node that holds it,
- * if such a node has room. All other samples are called loads, because the nodes that get them must
- * load them. All nodes get the same number of loads, as far as room allows. A batch is the samples
- * of one rank in one step; its loads come first. out: (count,) the samples, sorted by step and
- * rank. starts: (steps * ranks + 1,) the position in `out` where each batch begins. loads: (steps *
+/* Deals the samples of an epoch to the ranks, step by step. order: (count,) the samples, in the
+ * order in which the epoch uses them. A sample goes to a node that holds it, if such a node has
+ * room. All other samples are called loads, because the nodes that get them must load them. All
+ * nodes get the same number of loads, as far as room allows. The samples of one rank in one step
+ * are a batch; the batch's loads come first. out: (count,) the samples, sorted by step and rank.
+ * starts: (steps * ranks + 1,) the position in `out` where each batch begins. loads: (steps *
  * ranks,) the number of loads in each batch. Returns 0, or -1 if memory is exhausted. */
 int monarch_plan_deal(const struct monarch_deal *deal, const int32_t *order, uint64_t count,
                       int32_t *out, int64_t *starts, int32_t *loads);

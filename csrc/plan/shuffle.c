@@ -82,8 +82,8 @@ void monarch_mersenne_fill(struct monarch_mersenne *g, uint32_t *out, uint64_t n
 
 /* --- torch ------------------------------------------------------------------------------------ */
 
-/* Fisher-Yates from the front. Torch uses this algorithm for n below 2**32 / 20, and draws 32 bits
- * for each item. */
+/* The Fisher-Yates shuffle, from the first item to the last. Torch uses this algorithm for n below
+ * 2**32 / 20, and draws 32 bits for each item. */
 static void randperm(struct monarch_mersenne *g, int32_t *out, uint64_t n) {
     uint32_t with[AHEAD];
     for (uint64_t i = 0; i < n; i++)
@@ -172,8 +172,8 @@ static uint32_t mersenne_draw(struct monarch_mersenne *g) {
 
 /* Draws like std::uniform_int_distribution(0, below - 1) from std::mt19937. by_division: whether to
  * divide the generator's range, as minstd_below does. Before version 11, GCC did so for every
- * generator. Since GCC 11, generators whose numbers use all bits of a word, such as std::mt19937,
- * are treated differently: the result is the upper half of a product (Lemire, 2019). */
+ * generator. GCC 11 and later treat a generator differently if its numbers use all bits of a word,
+ * as those of std::mt19937 do: the result is the upper half of a product (Lemire, 2019). */
 static uint32_t mersenne_below(struct monarch_mersenne *g, uint32_t below, int by_division) {
     if (by_division) {
         uint32_t scale = UINT32_MAX / below, drawn;
@@ -204,9 +204,10 @@ static uint32_t below(struct source *s, uint32_t bound) {
 }
 
 /* For each item from position `at` on, draws the position of the item with which it is exchanged.
- * For the item at position p, the drawn position is below the bound p + 1. One draw yields two
- * positions: the drawn number is below the product of their bounds, and is split into quotient and
- * remainder. So the generator's range must be at least this product. */
+ * For the item at position p, the drawn position is less than the bound p + 1. One draw yields two
+ * positions: the drawn number is less than the product of the two bounds, and a division splits it
+ * into quotient and remainder, which are the positions. So the generator's range must be at least
+ * this product. */
 static void places_in_pairs(struct source *s, uint64_t at, uint32_t *with, uint64_t some) {
     for (uint64_t j = 0; j < some; j += 2) {
         uint32_t second = (uint32_t)(at + j + 2);

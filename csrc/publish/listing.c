@@ -1,4 +1,4 @@
-/* Makes the catalog's listings. A listing names what a directory contains. */
+/* Makes the catalog's listings. A listing contains the names in a directory. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,8 +23,8 @@ void monarch_catalog_unlist(struct monarch_catalog *c, int64_t directory) {
         __atomic_store_n(&table[directory].copy_ino, 0, __ATOMIC_SEQ_CST);
 }
 
-/* Does what monarch_catalog_parent does, but tries the directory `last` first, because successive
- * entries mostly lie in the same directory. */
+/* Returns the same directory as monarch_catalog_parent, but tries the directory `last` first,
+ * because successive entries mostly lie in the same directory. */
 static int64_t parent_of(const struct monarch_catalog *c, const struct monarch_entry *e,
                          int64_t last) {
     const char *path = monarch_pool(c, e->path);
@@ -45,8 +45,8 @@ static int is_complete(const uint32_t *names, uint64_t n) {
     return 1;
 }
 
-/* Returns the first free index in `names`. All smaller indices belong to the sources with numbers
- * below `from`, whose listings were made by an earlier call. */
+/* Returns the first free index in `names`. All smaller indices are used by sources with numbers
+ * below `from`. An earlier call has made the listings of these sources. */
 static uint64_t names_used(const struct monarch_catalog *c, unsigned from) {
     uint64_t used = 0;
     for (uint64_t id = 0; id < c->count; id++) {
@@ -85,8 +85,8 @@ int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns, unsign
             continue;
         parent = parent_of(c, &table[id], parent);
         if (table[id].place == MONARCH_NO_PLACE) {
-            /* a client found this file after its directory was walked, so the walk has not seen all
-             * of the directory's names */
+            /* A client reported this file, and the scan did not find it in its directory. So the
+             * scan has not seen all of the directory's names. */
             if (parent >= 0)
                 table[parent].sum = 0;
             continue;

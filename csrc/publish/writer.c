@@ -9,7 +9,7 @@
 
 #include "shared/sys.h"
 
-/* Longest time [ns] for which monarch_lock_soon waits for the writer's lock. */
+/* Maximum time [ns] for which monarch_lock_soon waits for the writer's lock. */
 #define LOCK_NS 20000000L
 
 struct monarch_writer *monarch_writer_new(void) {
@@ -85,14 +85,15 @@ static void index_entry(struct monarch_catalog *c, uint64_t id) {
 
 /* Merges `e` into the existing entry `mine` of the same path. A scan adds an existing entry again
  * in two cases. First, a client has already reported the file. Second, the entry is a directory.
- * The scan adds a directory once as a name in its parent directory, and once with the number of its
- * own names. Either may come first. */
+ * The scan adds a directory twice: as a name in its parent directory, and with the number of its
+ * own names. These two additions may come in either order. */
 static void meet_again(struct monarch_entry *mine, const struct monarch_entry *e) {
     int is_same = e->kind == mine->kind && e->ino == mine->ino && e->size == mine->size &&
                   e->mtime_ns == mine->mtime_ns && e->ctime_ns == mine->ctime_ns;
     /* A file that was replaced before its directory was listed gets no place in the listing. Later
      * comparisons with the source then check this file individually. The directory's times would
-     * not reveal the replacement, because they changed before the directory was listed. */
+     * not reveal the replacement, because the replacement changed them before the directory was
+     * listed. */
     if (e->place != MONARCH_NO_PLACE && (is_same || mine->kind == MONARCH_DIR))
         mine->place = e->place;
     if (mine->kind == MONARCH_DIR && e->kind == MONARCH_DIR)
@@ -155,7 +156,7 @@ static int update(struct monarch_catalog *c, uint64_t id, const struct monarch_e
         return -1;
     uint32_t version = e->version;
     __atomic_store_n(&e->version, version + 1, __ATOMIC_SEQ_CST);
-    /* The entry's source, kind and path stay as they are, and so do its word and place. */
+    /* The entry's source, kind, path, word and place are not replaced. */
 #define REPLACE(field) __atomic_store_n(&e->field, fresh->field, __ATOMIC_RELEASE)
     REPLACE(ino);
     REPLACE(size);
@@ -239,8 +240,8 @@ void monarch_collapse(const char *path) {
     if (fstat(fd, &st) == 0 && st.st_size >= MONARCH_HUGE_PAGE) {
         uint64_t bytes = (uint64_t)st.st_size, huge = bytes / MONARCH_HUGE_PAGE * MONARCH_HUGE_PAGE;
         char *map = sys_map_aligned(fd, bytes, PROT_READ | PROT_WRITE, MONARCH_HUGE_PAGE);
-        /* Each call of madvise replaces small pages by one huge page. If memory runs short, the
-         * huge pages made so far remain. */
+        /* Each call of madvise replaces 2 MiB of small pages by one huge page. If a call fails for
+         * lack of memory, the huge pages made so far remain. */
         for (uint64_t at = 0; map && at < huge; at += MONARCH_HUGE_PAGE)
             if (madvise(map + at, MONARCH_HUGE_PAGE, MADV_COLLAPSE) != 0)
                 break;

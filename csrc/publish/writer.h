@@ -1,5 +1,5 @@
 /* The catalog's writer. Only one thread at a time writes to the catalog. Every write goes to the
- * generation of the catalog that clients use. */
+ * generation (version) of the catalog that clients currently use. */
 #pragma once
 
 #include <pthread.h>
@@ -7,12 +7,12 @@
 #include "native.h"
 
 /* Python's thread writes when it adds entries or makes decisions. The engine's threads write when
- * they publish copies. Within Python's grants, they also write when they order fills or add
- * handed-over files. Readers take no lock. */
+ * they publish copies. They also write when they start fills or add handed-over files on their own,
+ * as far as Python's grants allow. Readers take no lock. */
 struct monarch_writer {
     pthread_mutex_t lock; /* protects the fields below, and the whole catalog except its listings */
     struct monarch_catalog *catalog;
-    /* a bit per tier; set by monarch_lose_tier, after which nothing is published in the tier */
+    /* a bit per tier, set by monarch_lose_tier; from then on, no copy in the tier is published */
     uint32_t lost;
 };
 
@@ -20,10 +20,10 @@ struct monarch_writer {
  * than that while the catalog grows. The calling thread should not wait so long, because it has
  * other work. Returns whether the caller has the lock. */
 int monarch_lock_soon(struct monarch_writer *w);
-/* Publishes the copy that a FILL has made, or that a CHECK has found intact. Publishes it only if
- * the entry still has this copy's number, no client has changed the file, the tier is not lost, and
- * the index of copies has room. Returns whether the copy was published. The caller has the writer's
- * lock. */
+/* Publishes the copy that a FILL has made, or that a CHECK has found intact. There are four
+ * conditions: the entry still has this copy's number, no client has changed the file, the tier is
+ * not lost, and the index by copy has room. Returns whether the copy was published. The caller has
+ * the writer's lock. */
 int monarch_publish_result(struct monarch_writer *w, const struct monarch_control *k,
                            const struct monarch_clients *m, const struct monarch_result *r);
 
@@ -35,8 +35,8 @@ uint64_t monarch_add(struct monarch_catalog *c, const struct monarch_entry *entr
 void monarch_set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64_t id,
                       uint64_t word);
 
-/* Maximum number of used slots of an index: two thirds of its slots. Up to this number, most probes
- * end within one cache line. */
+/* Maximum number of used slots of an index: two thirds of its slots. Up to this number, most
+ * searches end in the cache line where they began. */
 #define MONARCH_FULL(slots) ((slots) / 3 * 2)
 
 static inline uint64_t monarch_next_slot(const struct monarch_catalog *c, uint64_t i) {
@@ -51,8 +51,8 @@ static inline struct monarch_entry *monarch_table(struct monarch_catalog *c) {
     return (struct monarch_entry *)((char *)c + c->entries_at);
 }
 
-/* If nodes share files, stores the origin from which this node fills the file: MONARCH_OWN for the
+/* Stores the origin from which this node fills the file, if nodes share files: MONARCH_OWN for the
  * source, MONARCH_OF_OTHERS for another node. 0: the origin is unknown, or this node does not keep
- * the file and asks no other node for it. */
+ * the file and asks no other node for the file. */
 void monarch_set_home(struct monarch_catalog *c, uint64_t id, unsigned home);
 void monarch_put_copy(struct monarch_catalog *c, uint64_t ino, unsigned tier, uint64_t id);

@@ -40,8 +40,8 @@ static struct monarch_batch *new_batch(void) {
     return b;
 }
 
-/* Appends the entries of `b` to `to` and returns 1. If `to` has too little room, appends none and
- * returns 0. */
+/* Appends the entries of `b` to `to` and returns 1. If `to` has too little room, appends no entry
+ * and returns 0. */
 static int merge(struct monarch_batch *to, struct monarch_batch *b) {
     if (!to || to->count + b->count > to->capacity || to->pool_used + b->pool_used > to->pool_bytes)
         return 0;
@@ -61,10 +61,10 @@ static int merge(struct monarch_batch *to, struct monarch_batch *b) {
     return 1;
 }
 
-/* Hands a thread's batch to Python; afterwards *batch is an empty batch or NULL. If the entries fit
- * into the last batch that Python has not taken yet, appends them to that batch. A single thread
- * finds only a few files in BATCH_NS. Thanks to the merging, one iteration of Python's loop handles
- * the files of many threads. */
+/* Hands a thread's batch to Python; afterwards *batch is an empty batch or NULL. If the last batch
+ * that Python has not taken yet has room, appends the entries to that batch. A single thread finds
+ * only a few files in BATCH_NS. Because the entries are merged, one iteration of Python's loop
+ * handles the files of many threads. */
 void monarch_hand_over_batch(struct monarch_scan *s, struct monarch_batch **batch) {
     if (!*batch || !(*batch)->count)
         return;

@@ -8,7 +8,7 @@
 #include "shared/pace.h"
 
 #define MAX_THREADS 64
-/* A further thread is started for every A_THREAD entries. */
+/* One more thread is started for every A_THREAD entries. */
 #define A_THREAD 32
 
 struct comparison {
@@ -33,8 +33,8 @@ static int is_same(const struct monarch_entry *e, const struct statx *now) {
                                   : S_ISREG(now->stx_mode) && now->stx_size == e->size;
 }
 
-/* Compares one entry with the source. Asks the server even if the kernel has cached the attributes,
- * because a user who names files for a comparison suspects that cached attributes are old. */
+/* Compares one entry with the source. Asks the server even if the kernel has cached the attributes:
+ * a user who names files for a comparison suspects that the cached attributes are out of date. */
 static enum monarch_compared compare(const struct comparison *x, const struct monarch_entry *e,
                                      struct monarch_entry *fresh) {
     struct statx now;

@@ -12,7 +12,8 @@
 
 static int to_ns(const struct statx_timestamp *t, int64_t *ns) {
     if (t->tv_sec > 9000000000LL || t->tv_sec < -9000000000LL)
-        /* The time cannot be stored as 64-bit nanoseconds, which cover the years 1684 to 2255. */
+        /* The time does not fit into 64-bit nanoseconds; this check allows the years 1684 to
+         * 2255. */
         return 0;
     *ns = t->tv_sec * 1000000000LL + t->tv_nsec;
     return 1;
@@ -80,8 +81,8 @@ int monarch_find_open_file(const char *path, struct monarch_open_file *out) {
 /* --- the file system ---------------------------------------------------------------------------
  */
 
-/* Returns the mount's id. Older headers do not define this field of struct statx; it follows the
- * device. */
+/* Returns the mount's id (stx_mnt_id). Older headers do not define this field of struct statx. In
+ * the struct, it follows the device. */
 static uint64_t mount_of(const struct statx *x) {
     uint64_t id;
     memcpy(&id, &x->stx_dev_minor + 1, sizeof id);

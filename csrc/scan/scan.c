@@ -12,15 +12,13 @@
 #include "shared/doorbell.h"
 #include "shared/joining.h"
 
-/* A thread that hardly ever sleeps while it examines names lowers its own priority for good. Such a
- * thread reads a local source, and would otherwise occupy a processor that the job may need. A
- * thread that often sleeps is waiting for a remote source. It keeps its priority, so that files are
- * found and filled before the job needs them. */
-/* Whether a thread must lower its priority is decided once the thread has examined this many
- * names. */
+/* A thread that hardly ever sleeps while it examines names reads a local source. Such a thread
+ * lowers its own priority permanently, because it would otherwise occupy a processor that the job
+ * may need. A thread that often sleeps waits for a remote source. Such a thread keeps its priority,
+ * so that files are found and filled before the job needs them. */
+/* A thread decides whether to lower its priority after it has examined this many names. */
 #define LOOKS 64
-/* A thread counts as hardly ever sleeping if, on average, it sleeps at most once while it examines
- * this many names. */
+/* A thread lowers its priority if, on average, it has slept at most once per this many names. */
 #define LOOKS_EACH_SLEEP 8
 
 static int stands_back(const struct rusage *begin) {
@@ -55,9 +53,9 @@ static void *scan_thread(void *arg) {
     return NULL;
 }
 
-/* Subtracts `missing`, the number of threads that could not be started, from the scan's counts.
- * Wakes the running threads, because they may be waiting for work that the missing threads would
- * have found. */
+/* Corrects the scan's counts of threads after `missing` threads could not be started. Wakes the
+ * running threads, because they may be waiting for work that the missing threads would have
+ * found. */
 static void lack(struct monarch_scan *s, int started, int missing) {
     s->thread[started] = 0; /* pthread_create may have stored a value here although it has failed */
     pthread_mutex_lock(&s->lock);
@@ -82,7 +80,9 @@ static struct monarch_scan *new_scan(int root, unsigned source, int threads, uin
                                      uint32_t *doorbell) {
     struct statx x;
     struct monarch_scan *s = calloc(1, sizeof *s + (size_t)(threads + 1) * sizeof(pthread_t));
-    /* The daemon's loop calls this function. Only the device is needed, which the kernel knows. */
+    /* AT_STATX_DONT_SYNC prevents a request to the source's server, because the daemon's loop calls
+     * this function and must not wait. The device, which is all that is needed here, is known to
+     * the kernel. */
     if (!s || statx(root, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, 0, &x) != 0) {
         free(s);
         return NULL;
@@ -96,7 +96,7 @@ static struct monarch_scan *new_scan(int root, unsigned source, int threads, uin
     s->dev = makedev(x.stx_dev_major, x.stx_dev_minor);
     monarch_pace_init(&s->pace, ops_per_s);
     s->doorbell = doorbell;
-    s->busy = s->threads = threads; /* each thread counts as busy until it first requests a task */
+    s->busy = s->threads = threads; /* each thread is busy until its first request for a task */
     return s;
 }
 
@@ -126,7 +126,7 @@ struct monarch_scan *monarch_scan_parts(int root, unsigned source, const char *c
     if (!s)
         return NULL;
     s->is_deep = is_deep;
-    /* The task that is added last is taken first. So the directories are added in reverse order. */
+    /* The task that is added last is done first. So the directories are added in reverse order. */
     for (uint64_t i = n; i > 0; i--)
         add_first(s, directories[i - 1]);
     return begin(s);

@@ -27,9 +27,9 @@ static int leads_through(const char *path, const char *above) {
     return !n || (strncmp(path, above, n) == 0 && (!path[n] || path[n] == '/'));
 }
 
-/* Returns whether a want covers the directory. A want covers the wanted directory, and all
- * directories above it, because the walk reaches the wanted directory through them. A deep want
- * also covers all directories below the wanted directory. */
+/* Returns whether the want `w` covers the directory. A want covers the wanted directory and all
+ * directories above it, because the walk reaches the wanted directory through them. If `is_deep` is
+ * set, the want also covers all directories below the wanted directory. */
 static int is_named(const struct want *w, const char *directory) {
     return leads_through(w->directory, directory) ||
            (w->is_deep && leads_through(directory, w->directory));
@@ -108,7 +108,7 @@ int monarch_has_tasks(const struct monarch_scan *s) {
     return s->wanted.first || s->wanted_portions.first || s->portions.first || s->todo;
 }
 
-/* Removes the first task that may begin, and returns it; there must be one. */
+/* Removes and returns the first task that may begin; such a task must exist. */
 struct task *monarch_take_task(struct monarch_scan *s) {
     struct task *t = s->todo;
     if (s->wanted.first)
@@ -123,9 +123,9 @@ struct task *monarch_take_task(struct monarch_scan *s) {
     return t;
 }
 
-/* Before the thread waits for work, this function hands over the thread's batch, so that the
- * entries in the batch reach Python without delay. The wait may be long, because another thread may
- * hang in a directory. */
+/* If the thread has to wait for work, hands over the thread's batch first, so that the entries in
+ * the batch reach Python without delay. The wait may be long, because another thread may hang while
+ * it reads a directory. */
 struct task *monarch_next_task(struct monarch_scan *s, struct monarch_batch **batch) {
     struct task *t = NULL;
     pthread_mutex_lock(&s->lock);
@@ -197,8 +197,8 @@ void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_dee
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Wakes one thread for each complete portion among `names` names, and one for the remaining names.
- * Any further thread would find no work. A woken thread wakes another thread if more work is
+/* Wakes one thread for each complete portion among `names` names, and one thread for the remaining
+ * names. More threads would find no work. A woken thread wakes another thread if more work is
  * left. */
 static void wake_for(struct monarch_scan *s, int64_t names) {
     int64_t portions = names / PORTION + 1;

@@ -13,8 +13,8 @@
 #include "shared/claims.h"
 #include "shared/sys.h"
 
-/* Maximum number of listings that one thread nests: the thread may begin to list a directory before
- * it has finished listing another. */
+/* Maximum depth of nested listings in one thread. A listing is nested if the thread begins it
+ * before it has finished listing another directory (look_at_own). */
 #define DEEPEST 4
 
 static void pace(struct monarch_scan *s) { monarch_keep_pace(&s->pace, UINT64_MAX); }
@@ -28,10 +28,10 @@ static _Thread_local uint64_t looks; /* how many names this thread has examined 
 
 uint64_t monarch_looks(void) { return looks; }
 
-/* Looks the file up in the catalog, which may contain it already, for example because a program has
- * handed over a descriptor of the file. Returns whether the file's entry has the inode number
- * `ino`, which the directory now shows for the file's name. If so, the entry is copied to *e. The
- * scan then need not read the file's attributes, and reports only the file's place in the
+/* Looks for the file in the catalog. The catalog may already contain the file, for example because
+ * a program has handed over a descriptor of the file. Returns whether the file's entry has the
+ * inode number `ino`, which the directory now shows for the file's name. If so, copies the entry to
+ * *e. The scan then need not read the file's attributes, and reports only the file's place in the
  * directory. */
 static int is_known(struct monarch_scan *s, const char *path, uint64_t ino,
                     struct monarch_entry *e) {
@@ -68,8 +68,8 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
             monarch_count_scan_error(s, -r);
         return;
     }
-    /* If another file system is mounted on this directory, that file system does not belong to the
-     * source, and is not scanned. */
+    /* If another file system is mounted on this directory, the mounted file system does not belong
+     * to the source and is not scanned. */
     if (e.kind == MONARCH_DIR && !is_on_source(s, path)) {
         e.kind = MONARCH_OTHER;
         e.ino = ino;
@@ -80,11 +80,12 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
         monarch_add_task(s, monarch_new_task(s, path, 0));
 }
 
-/* Once all names of a directory are read, reports the directory again, with the number of names and
- * the directory's current attributes. If these attributes differ from those that were read before
- * the names, the directory has changed while its names were read. The names that were read may then
- * be a mixture of old and new names, so the directory gets no listing. Only a scan of the complete
- * source reports directories again, because listings are made only once (monarch_catalog_list). */
+/* Call this after all names of a directory have been read. Reports the directory again, with the
+ * number of its names and its current attributes. If these attributes differ from those that were
+ * read before the names, the directory has changed in the meantime. Its names may then be a mixture
+ * of old and new names, so the directory gets no listing (meet_again in publish/writer.c). Only a
+ * scan of the complete source reports directories again, because listings are made only once
+ * (monarch_catalog_list). */
 static void close_listing(struct monarch_scan *s, struct monarch_batch **batch, const char *path,
                           int fd, uint32_t names) {
     struct monarch_entry e;
@@ -121,8 +122,8 @@ void monarch_look_at_names(struct monarch_scan *s, struct monarch_batch **batch,
 }
 
 /* Examines names that this thread has listed and kept for itself. While no names may be examined,
- * the thread lists wanted directories instead of waiting. If it waited, nobody might list these
- * directories, because all other threads may be waiting here too. */
+ * the thread lists wanted directories. It does not simply wait, because all other threads may be
+ * waiting here too, and nobody would list the wanted directories. */
 static void look_at_own(struct monarch_scan *s, struct monarch_batch **batch, struct task *t) {
     static _Thread_local int depth;
     pthread_mutex_lock(&s->lock);
@@ -223,9 +224,9 @@ static int report_first(struct monarch_scan *s, struct monarch_batch **batch, co
 
 #define OPEN_DIRECTORY (O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
 
-/* Opens a directory that a client or user has named. Opens it component by component, because each
- * component must be a directory of the source, not a link or "..". Directories that the walk itself
- * finds below the named directory need no such check. */
+/* Opens a directory that a client or user has named. Opens one component of the path after the
+ * other, because each component must be a directory of the source, not a link or "..". Directories
+ * that the walk itself finds below the named directory need no such check. */
 static int open_by_parts(int root, const char *path) {
     char part[NAME_MAX + 1];
     int fd = openat(root, ".", OPEN_DIRECTORY);
@@ -252,9 +253,9 @@ static int open_directory(const struct monarch_scan *s, const struct task *t) {
     return openat(s->root, *t->path ? t->path : ".", OPEN_DIRECTORY);
 }
 
-/* A directory counts as settled only if its last change was more than this time [ns] before
- * `since_ns`. The margin is needed, because a server's timestamps may be coarse, and the server's
- * clock may be wrong. */
+/* A directory is settled only if its last change was more than this time [ns] before `since_ns`.
+ * The margin is needed, because a server's timestamps may be coarse, and the server's clock may be
+ * wrong. */
 #define YOUNG_NS 2000000000LL
 
 static int is_settled(const struct monarch_scan *s, int fd) {

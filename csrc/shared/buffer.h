@@ -3,10 +3,10 @@
 
 #include <stdlib.h>
 
-/* Buffers are page-aligned, as the pages of the page cache are. Kernels copy memory with `rep
- * movsb`. On AMD's Zen 3 and later, that instruction is six times slower in one case: the
- * destination's offset within its page is 1 to 31 bytes larger than the origin's offset within its
- * page. This can happen with memory from malloc, which is aligned only to 16 bytes. */
+/* Kernels copy memory with `rep movsb`. On AMD's Zen 3 and later, this instruction is six times
+ * slower for certain addresses: the destination's offset within its page is 1 to 31 bytes larger
+ * than the source's. Memory from malloc is aligned only to 16 bytes, and may have such an address.
+ * So buffers are page-aligned, like the pages of the page cache. */
 #define MONARCH_PAGE_BYTES 4096
 
 /* Allocates a buffer of `bytes` bytes, which must be a multiple of MONARCH_PAGE_BYTES. The caller

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Types for loads from any address, aligned or not, and from memory of any type. */
+/* Types for loads from any address, aligned or not. The memory may hold objects of any type. */
 typedef unsigned char sixteen_bytes __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint64_t two_words __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint64_t one_word __attribute__((aligned(1), may_alias));

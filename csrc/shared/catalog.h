@@ -29,40 +29,40 @@
 /* Maximum size [bytes] of the path of the directory in which a tier keeps its copies, with a '/'
  * and the NUL. */
 #define MONARCH_TIER_PATH 240
-/* number of digits of a copy's name, which is the copy's number in hexadecimal with leading
- * zeros */
+/* Length of the name of a copy's file. The name is the copy's number, in hexadecimal with leading
+ * zeros. */
 #define MONARCH_COPY_NAME 13
 
 /* Number of bits in `wanted` of struct monarch_clients (16 Mi), one per entry. A file whose entry
  * is numbered 16 Mi or higher is always read from the source. */
 #define MONARCH_MAX_FILES 16777216
-/* Maximum number of entries of all kinds. A slot of the index by path has 25 bits for an entry's
- * number + 1. */
+/* Maximum number of entries of all kinds. The limit comes from the slots of the index by path: a
+ * slot has 25 bits for the number of an entry, plus 1. */
 #define MONARCH_MAX_ENTRIES 33554431
-/* Maximum size of the pool of paths [bytes]. A slot has 31 bits for a position in the pool, in
- * units of 16 bytes. */
+/* Maximum size [bytes] of the pool, which holds the paths of all entries. A slot of the index by
+ * path has 31 bits for a position in the pool, in units of 16 bytes. */
 #define MONARCH_MAX_POOL 34359738368
-/* Number of bits of the changed filter, a Bloom filter in which each changed file has two bits.
- * After 100,000 changed files, one in 7,000 of the unchanged files looks changed too. Such a file
- * is read from the source, which is slower but correct. */
+/* Number of bits of the changed filter. It is a Bloom filter; each changed file sets two of its
+ * bits. After 100,000 changed files, one in 7,000 of the unchanged files looks changed too. Such a
+ * file is read from the source, which is slower but correct. */
 #define MONARCH_FILTER_BITS 16777216
 /* Number of bits of the changed filter that one bit of the coarse filter summarizes. The coarse
- * filter (8 KiB) stays in a core's first-level cache. So the check of an unchanged file nearly
- * always ends without a cache miss in the large filter. */
+ * filter (8 KiB) stays in a core's first-level cache. So the check of an unchanged file rarely
+ * needs the large filter, where it would miss the cache. */
 #define MONARCH_FILTER_COARSE 256
 /* Alignment [bytes] of mapped catalogs, so that huge pages can back them. */
 #define MONARCH_HUGE_PAGE 2097152
 #define MONARCH_SCAN_HINTS 64
 #define MONARCH_SCAN_HINT_PATH 1004
 #define MONARCH_STAT_SLOTS 64
-/* Number of slots of `look` in struct monarch_clients. If two directories share a slot, each
- * overwrites the time of the other's last check. Both are then checked more often than
- * necessary. */
+/* Number of slots of `look` in struct monarch_clients. If two directories share a slot, a check of
+ * one directory overwrites the time of the other's last check. Both are then checked more often
+ * than necessary. */
 #define MONARCH_LOOKS 16384
 #define MONARCH_MAX_PEERS 4096 /* maximum number of nodes of a session */
 #define MONARCH_ASKED 2        /* maximum number of peers that a fill asks before the source */
-/* Number of ranks of a node that are counted and served separately. Number 0 stands for all
- * processes that belong to no rank; rank n of the launcher has number n + 1. */
+/* Maximum number of ranks of a node that are counted and served separately, plus 1. Index 0 is for
+ * all processes that belong to no rank; the launcher's rank n has index n + 1. */
 #define MONARCH_RANKS 128
 
 /* Number of slots for claims. A claim says that a program is reading a file at the source. If two
@@ -74,7 +74,7 @@
  * latency. */
 #define MONARCH_UNIT 262144
 #define MONARCH_FILL_SLOTS 256   /* maximum number of copies that are filled at a time */
-#define MONARCH_FILL_UNITS 65536 /* units in a fill's bitmap; large files have larger units */
+#define MONARCH_FILL_UNITS 65536 /* bits in a fill's bitmap; large files have larger units */
 /* Number of slots for demands. A reader that finds no free slot for its demand reads from the
  * source. */
 #define MONARCH_DEMANDS 256
@@ -85,9 +85,9 @@ enum monarch_session_state { MONARCH_STARTING, MONARCH_SERVING, MONARCH_CLOSED }
  * answers all calls for its attributes. */
 enum monarch_kind { MONARCH_FILE, MONARCH_DIR, MONARCH_LINK, MONARCH_OTHER };
 
-/* An entry's word: state | reason << 4 | tier << 8 | copy << 12. All four are in a single word, so
- * that one atomic load reads values that belong together. Copy numbers are never reused, not even
- * by a later daemon. */
+/* An entry's word has four fields: state | reason << 4 | tier << 8 | copy << 12. They are in a
+ * single word, so that one atomic load reads values that belong together. `copy` is the number of
+ * the copy. These numbers are never reused, not even by a later daemon. */
 enum monarch_state {
     MONARCH_ABSENT,
     MONARCH_WANTED,
@@ -104,9 +104,9 @@ enum monarch_reason {
     MONARCH_UNSUPPORTED, /* the file has attributes that the catalog cannot hold */
 };
 
-/* Flags of an entry. Where nodes share files, OWN says that this node fills the file from the
- * source, and OF_OTHERS says that it fills the file from another node. An entry has neither flag
- * until the file's owner is decided. */
+/* Flags of an entry. OWN and OF_OTHERS are used only if nodes share files. OWN means that this node
+ * fills the file from the source. OF_OTHERS means that this node fills the file from another node.
+ * Both flags are unset until the file's owner is decided. */
 enum monarch_flag {
     /* The file has statx(2) attributes that the catalog does not hold (immutable, ...) */
     MONARCH_ATTRIBUTES = 1,
@@ -128,8 +128,8 @@ struct monarch_filesystem {
 };
 
 struct monarch_source {
-    /* Device and inode of the directory `path`. If a process finds other numbers at `path`, it runs
-     * in another mount namespace or under another chroot. */
+    /* Device and inode of the directory `path`. If a process finds another device or inode at
+     * `path`, the process runs in another mount namespace or under another chroot. */
     uint64_t dev, ino;
     uint64_t up_ino; /* inode number that a listing of `path` shows for ".." */
     struct monarch_filesystem filesystem;
@@ -151,8 +151,8 @@ struct monarch_control {
     uint32_t pid;
     uint32_t off; /* 1: Monarch is switched off, because an administrator's switch file exists */
     uint64_t heartbeat;
-    uint64_t generation; /* generation of the current catalog; 0: there is none yet */
-    uint32_t scanned;    /* 1: every source has been scanned once */
+    uint64_t generation; /* generation of the current catalog; 0: no catalog exists yet */
+    uint32_t scanned;    /* 1: every source has been scanned at least once */
     uint32_t sources, tiers;
     uint32_t owner; /* user id */
     uint64_t block_bytes;
@@ -178,16 +178,17 @@ struct monarch_control {
      * in less time than it would wait for the copy. This is the case if the source is a local disk,
      * or if its files are in the page cache. */
     uint32_t fast_sources;
-    /* Atomic: a bit per source. The bit is set once enough small files were filled to decide
-     * whether the source is fast. */
+    /* Atomic: a bit per source. The bit is set as soon as enough small files have been filled to
+     * decide whether the source is fast. */
     uint32_t judged_sources;
     /* Atomic: a bit per source. The bit is set if the kernel does not keep the source's files in
      * the page cache. Even if a program hands over the descriptor of such a file, the daemon must
-     * read the file from the source again. So programs hand over only one in 128 of these files. */
+     * read the file from the source again. So programs hand over only one in 128 of these files, to
+     * find out whether the kernel keeps them now. */
     uint32_t pageless_sources;
     uint32_t shares; /* 1: nodes share the files (MONARCH_OWN, MONARCH_OF_OTHERS) */
-    /* Atomic. 1 if two conditions hold: a scan is under way that will find every file, and the
-     * daemon is configured to fill even files that no client has opened. */
+    /* Atomic. 1 if two conditions hold: the running scan will find every file, and the daemon is
+     * configured to fill even files that no client has opened. */
     uint32_t scan_meets_all;
     uint64_t users; /* inode of the daemon's user namespace */
     uint64_t pids;  /* inode of the daemon's pid namespace; 0: unknown */
@@ -207,7 +208,7 @@ struct monarch_control {
 /* A slot of the index by path. `place` identifies the entry and its path (monarch_slot_of). `copy`
  * identifies the entry's copy, if there is one (monarch_guess_of). */
 struct monarch_slot {
-    uint64_t place, copy; /* atomic; 0: none */
+    uint64_t place, copy; /* atomic; place: 0 in a free slot; copy: 0 if there is no copy */
 };
 
 /* One known file, directory or link. All fields that an open needs are in the first cache line. */
@@ -220,10 +221,10 @@ struct monarch_entry {
     /* A file: the inode of its copy. A link: the offset of its target in the pool. A directory: the
      * listing that readers may use (monarch_listing). */
     uint64_t copy_ino;
-    /* A file: XXH3-64 of the copy's block sums, once the copy is PRESENT. A directory: 1 + the
-     * number of names that the scan found in it, until monarch_catalog_list replaces that number
-     * with the listing of these names. The field is 0 if not all names are known, or if the
-     * directory changed during the scan. */
+    /* A file: the checksum of its PRESENT copy, which is the XXH3-64 of the checksums of the copy's
+     * blocks. A directory: 1 + the number of names that the scan found in it, until
+     * monarch_catalog_list replaces that number with the listing of these names. The field is 0 if
+     * not all names are known, or if the directory changed during the scan. */
     uint64_t sum;
     uint16_t path_len;
     uint8_t source;
@@ -248,24 +249,25 @@ struct monarch_catalog {
     uint64_t slots;    /* number of slots of each of the three indexes */
     uint64_t pool_bytes, pool_used;
     uint64_t index_at, inodes_at, copies_at, entries_at, names_at, pool_at; /* offsets */
-    /* numbers of used slots of the index by inode and of the index by copy; a slot is never
+    /* how many slots of the index by inode, and of the index by copy, are in use; a slot is never
      * freed */
     uint64_t inodes_used, copies_used;
-    /* number + 1 of the tier whose copies are all stamped (monarch_stamp); 0: none */
+    /* 1 + the number of the tier in which every copy has a stamp (monarch_stamp); 0: no such
+     * tier */
     uint64_t stamped;
-    /* A bit per tier. The bit is set if this daemon stamps the copies that it makes in the tier,
-     * but the tier may also have older copies, which have no such stamps. The bit is not set for
-     * the tier in `stamped`. */
+    /* A bit per tier. The bit is set if this daemon stamps the copies that it makes in the tier.
+     * The tier may also contain copies of earlier daemons, which lack this daemon's stamps. The bit
+     * is not set for the tier in `stamped`. */
     uint64_t evicting;
     /* salt of the stamps; each daemon has its own salt, because a file's entry may have different
      * numbers in the catalogs of two daemons */
     uint64_t salt;
 };
 
-/* A path that a client has opened, but that is not in the catalog. The path is only a hint: if it
- * is lost, the daemon learns of the file later. */
+/* The path of a file that a client has opened, but that is not in the catalog. The path is only a
+ * hint: if it is lost, the daemon finds the file later. */
 struct monarch_scan_hint {
-    /* atomic: number of the hint << 2 | state; states: 0 free, 1 being written, 2 ready */
+    /* atomic: number of the hint << 2 | state of this slot: 0 free, 1 being written, 2 ready */
     uint64_t ticket;
     uint32_t source;
     uint32_t path_len;
@@ -297,20 +299,20 @@ struct monarch_fills {
 };
 
 struct monarch_stats {
-    uint64_t hits, misses; /* opens of files that had a copy; opens of files that had none */
+    uint64_t hits, misses; /* opens of files with a copy; opens of files without a copy */
     /* bytes_from_tier: total size of the files counted in `hits`; bytes_from_source: total size of
      * the files counted in `misses` */
     uint64_t bytes_from_tier, bytes_from_source;
-    uint64_t waits, wait_ns; /* number of reads that waited for a fill; total time of these waits */
+    uint64_t waits, wait_ns; /* number and total time [ns] of the reads that waited for a fill */
     /* number of reads that gave up waiting for a fill, and read from the source */
     uint64_t fallbacks;
-    uint64_t promotions; /* number of descriptors and mappings that were switched to the copy */
+    uint64_t promotions; /* number of descriptors and mappings switched from source to copy */
     uint64_t bytes_while_filling; /* bytes read from incomplete copies */
     /* number of calls for names and attributes that the catalog answered */
     uint64_t metadata_hits;
-    /* Bytes that programs read at the sources (monarch_count_source). */
+    /* number of bytes that programs have read at the sources (monarch_count_source) */
     uint64_t source_bytes_read_by_programs;
-    /* number of opens at the sources; total time of these opens */
+    /* number and total time [ns] of the opens at the sources */
     uint64_t source_opens, source_open_ns;
     uint64_t unused[3]; /* pads to two cache lines */
 };
@@ -325,19 +327,19 @@ enum monarch_origin { MONARCH_FROM_SOURCE, MONARCH_FROM_PEER, MONARCH_ORIGINS };
  * wakes another thread if there is more work. */
 struct monarch_bell {
     uint32_t rings;    /* futex */
-    uint32_t sleeping; /* atomic: threads that wait on the futex, or are about to */
+    uint32_t sleeping; /* atomic: number of threads that sleep on the futex, or soon will */
 };
 
 /* Two sums of file sizes for one rank. `opened_bytes` is the sum over all files that the rank's
- * processes have opened. `missed_bytes` is the sum over those opened files that should have had a
- * copy but had none yet. */
+ * processes have opened. `missed_bytes` is the sum over those of them that should have had a copy,
+ * but had no copy yet. */
 struct monarch_rank {
     uint64_t opened_bytes, missed_bytes;
     uint64_t unused[6]; /* pads to a cache line */
 };
 
-/* A two-level bitmap: a bit per file, and a summary bit per word of 64 files. With the summary, the
- * daemon finds the few set bits among 16 Mi bits without reading every word. */
+/* A two-level bitmap: `word` has a bit per file, and `summary` has a bit per word of 64 files. With
+ * the summary, the daemon finds the few set bits among 16 Mi bits without reading every word. */
 struct monarch_bits {
     uint64_t summary[MONARCH_MAX_FILES / 64 / 64]; /* atomic */
     uint64_t word[MONARCH_MAX_FILES / 64];         /* atomic */
@@ -356,7 +358,8 @@ struct monarch_change {
 /* The datagram with which a program hands over the descriptor of a file that it has read. The
  * datagram is sent to the session's socket `handovers.<id % 16>`; the kernel queues 10 datagrams
  * for each socket. The datagram is only a hint, and may be lost. If the file has an entry, the
- * datagram ends before the field `source`. Otherwise it ends with the path's NUL. */
+ * datagram ends before the field `source`. If the file has no entry, the datagram ends with the
+ * path's NUL. */
 #define MONARCH_HANDOVER_SOCKETS 16
 struct monarch_handover {
     uint64_t id; /* number of the file's entry; without an entry, the result of monarch_unmet */
@@ -374,25 +377,26 @@ struct monarch_clients {
     uint64_t renames;  /* number of renames of directories so far */
     uint64_t scan_hints;
     /* The bells of both origins. A client that demands a unit rings the bell of the origin from
-     * which the file is filled. It rings both bells if this origin is not decided, if the file is
-     * already being filled, or if no thread sleeps on this origin's bell. */
+     * which the file is filled. The client rings both bells if this origin is not decided, if the
+     * file is already being filled, or if no thread sleeps on this origin's bell. */
     struct monarch_bell engine[MONARCH_ORIGINS];
     /* The sum of the daemon's progress counters at the time a client gave up waiting; 0: no client
-     * has given up. As long as the counters have this sum, the daemon has made no progress since
-     * that time, and no process waits for the daemon. */
+     * has given up. As long as the sum of the counters stays the same, the daemon makes no
+     * progress, so no process waits for the daemon. */
     uint64_t silent_at;
-    /* 1: a client needed attributes, but the last comparison with the source was too long ago. The
-     * daemon then begins a comparison, and sets this field to 0. */
+    /* 1: a client needed attributes from the catalog, but the catalog's last comparison with the
+     * source was too long ago. The daemon then begins a comparison, and sets this field to 0. */
     uint64_t stale;
-    /* Atomic. A slot says when a client last checked a directory at the source and found it
-     * unchanged since it was listed. A slot is the number of the directory's entry + 1 (25 bits) |
-     * the time of the check, in ticks of CLOCK_MONOTONIC (TICK_BITS in lookup/metadata.c). */
+    /* Atomic. Each slot records when a client last checked a directory at the source and found it
+     * unchanged since its listing was made. The slot is the number of the directory's entry + 1 (25
+     * bits) | the time of the check, in ticks of CLOCK_MONOTONIC (TICK_BITS in
+     * lookup/metadata.c). */
     uint64_t look[MONARCH_LOOKS];
-    /* Demands. Each demand names a unit that a reader waits for. Its upper half holds the entry's
-     * number + 1 and the reader's rank. Its lower half, which is a futex, holds the unit and a tag.
-     * The daemon answers a demand by setting it to 0. A demand is only a hint: readers learn from
-     * the bitmaps of `fills` which units can be read. The daemon never waits for a client, because
-     * the client may have been killed. */
+    /* Demands. Each demand names a unit that a reader waits for. The upper half of a demand holds
+     * the entry's number + 1 and the reader's rank. The lower half, which is a futex, holds the
+     * unit and a tag. The daemon answers a demand by setting it to 0. A demand is only a hint:
+     * readers learn from the bitmaps of `fills` which units can be read. The daemon never waits for
+     * a client, because the client may have been killed. */
     uint64_t demand[MONARCH_DEMANDS];
     /* Claims; monarch_claim_at returns the slot for a file's claim. While the claim is valid, a
      * program is reading the file at the source, and the daemon does not prefetch the file. */
@@ -401,14 +405,15 @@ struct monarch_clients {
     struct monarch_rank rank[MONARCH_RANKS];
     struct monarch_scan_hint scan_hint[MONARCH_SCAN_HINTS];
     struct monarch_bits wanted;
-    /* a bit for each file that was opened; used while `follow_opens` is 1. When the daemon reads a
-     * set bit, it clears the bit. */
+    /* a bit for each file that was opened; used while `follow_opens` is 1. The daemon clears each
+     * bit that it finds set. */
     struct monarch_bits opened;
     /* a bit for each file without a copy that was read to its end; used if `follow_reads` is 1 */
     struct monarch_bits read;
-    /* Atomic. Nonzero: the session's file `changes` has records that the daemon has not read yet;
-     * until the daemon has read them, every file counts as changed. Each writer of a record stores
-     * a new number, so that the daemon notices records that arrive while it reads. */
+    /* Atomic. Nonzero: the session's file `changes` has records that the daemon has not read yet.
+     * Until the daemon has read them, clients treat every file as changed. Each writer of a record
+     * stores a new number, so that the daemon notices records that are added while it reads the
+     * file. */
     uint64_t told;
     uint64_t unused[7]; /* pads the cache line of `told`, which each open reads */
     uint64_t changed[MONARCH_FILTER_BITS / 64];
@@ -469,8 +474,8 @@ static inline uint64_t monarch_mix(uint64_t v) {
 }
 
 /* Returns the size [bytes] of the units in which a file of `size` bytes is filled. No unit is
- * larger than a block. If a file has more units than a fill's bitmap has bits, readers use its copy
- * only once the copy is complete. */
+ * larger than a block. If a file has more units than a fill's bitmap has bits, readers cannot use
+ * its copy until the copy is complete. */
 static inline uint64_t monarch_unit_of(uint64_t size, uint64_t block) {
     uint64_t unit = block % MONARCH_UNIT ? block : MONARCH_UNIT;
     while (unit < block && (size + unit - 1) / unit > MONARCH_FILL_UNITS)
@@ -478,8 +483,8 @@ static inline uint64_t monarch_unit_of(uint64_t size, uint64_t block) {
     return unit;
 }
 
-/* Returns the value that represents a demand; it is never 0. The tag distinguishes this demand from
- * earlier demands for the same unit. */
+/* Returns the value that represents a demand. This value is never 0. The tag distinguishes this
+ * demand from earlier demands for the same unit. */
 static inline uint64_t monarch_demand(uint64_t entry, uint64_t unit, uint32_t tag, unsigned rank) {
     return (uint64_t)rank << 57 | (entry + 1) << 32 | unit << 12 | (tag & 0xFFF) | 1;
 }
@@ -513,8 +518,8 @@ static inline uint64_t monarch_claim_of(uint64_t id, uint64_t flag, uint64_t now
     return (id + 1) << 32 | flag | (now_ns >> MONARCH_CLAIM_TICK & (MONARCH_CLAIM_RECALLED - 1));
 }
 static inline int monarch_claim_names(uint64_t claim, uint64_t id) { return claim >> 32 == id + 1; }
-/* Returns whether the claim has not expired. It may have been made after the caller has read the
- * clock, so a claim whose time is later than `now_ns` holds too. */
+/* Returns whether the claim is still valid, that is, has not expired. The claim may have been made
+ * after the caller read the clock, so a claim whose time is later than `now_ns` is valid too. */
 static inline int monarch_claim_holds(uint64_t claim, uint64_t now_ns) {
     uint64_t age = (now_ns >> MONARCH_CLAIM_TICK) - claim + MONARCH_CLAIM_TICKS;
     return claim && (age & (MONARCH_CLAIM_RECALLED - 1)) < 2 * MONARCH_CLAIM_TICKS;
@@ -531,7 +536,8 @@ static inline uint64_t *monarch_claim_at(struct monarch_clients *m, uint64_t id)
     return &m->claim[id % MONARCH_CLAIMS];
 }
 
-/* Returns the first of a file's two bits in the changed filter; the second is derived from it. */
+/* monarch_filter_bit and monarch_filter_second return the positions of a file's two bits in the
+ * changed filter. Both positions come from the same hash. */
 static inline uint64_t monarch_filter_bit(uint64_t dev, uint64_t ino) {
     return monarch_mix(ino ^ monarch_mix(dev)) % MONARCH_FILTER_BITS;
 }
@@ -539,8 +545,8 @@ static inline uint64_t monarch_filter_second(uint64_t dev, uint64_t ino) {
     return monarch_mix(ino ^ monarch_mix(dev)) / MONARCH_FILTER_BITS % MONARCH_FILTER_BITS;
 }
 
-/* Returns the slot where probing for a hash starts. The slot follows from the upper bits of the
- * hash, so an index can have any length, not only a power of two. */
+/* Returns the slot where probing for a hash starts. The slot is computed from the upper bits of the
+ * hash, by a multiplication. So an index can have any length, not only a power of two. */
 static inline uint64_t monarch_first_slot(uint64_t hash, uint64_t slots) {
     return (uint64_t)(((unsigned __int128)hash * slots) >> 64);
 }
@@ -553,8 +559,8 @@ static inline uint64_t monarch_first_path_slot(uint64_t hash, uint64_t slots) {
 
 /* Makes a slot's `place`. Its highest 8 bits are the last 8 bits of the hash; the next 31 bits are
  * the position of the path in the pool, in units of 16 bytes; the lowest 25 bits are the number of
- * the entry + 1. A look-up reads the slot, and then the entry and the path. The slot leads to both
- * of them directly, so that their two cache misses overlap. */
+ * the entry + 1. A look-up reads the slot, and then the entry and the path. The slot has the
+ * positions of both, so that their two cache misses overlap. */
 #define MONARCH_TEXT_UNIT 16
 static inline uint64_t monarch_slot_of(uint64_t hash, uint64_t text, uint64_t id) {
     return hash << 56 | text / MONARCH_TEXT_UNIT << 25 | (id + 1);
@@ -565,38 +571,39 @@ static inline uint64_t monarch_slot_text(uint64_t slot) {
 }
 
 /* Makes a slot's `copy`. If the entry is not PRESENT, the value is 0. Otherwise, it is the entry's
- * word with bits 8 to 15 of the hash in place of state and reason. (Bits 0 to 7 of the hash are in
- * the slot's `place`.) With this value, the library can begin to open the copy before the entry is
+ * word with bits 8 to 15 of the hash in place of state and reason. Bits 0 to 7 of the hash are in
+ * the slot's `place`. With this value, the library can begin to open the copy before the entry is
  * in the processor's cache. The value may be out of date, so the caller checks the entry before it
  * uses the copy. */
 static inline uint64_t monarch_guess_of(uint64_t hash, uint64_t word) {
     return MONARCH_WORD_STATE(word) == MONARCH_PRESENT ? (word & ~255ULL) | (hash >> 8 & 255) : 0;
 }
 
-/* Makes a slot of the index by inode: the hash's last 7 bits | number of the entry + 1. If a slot's
- * bits match, the look-up compares the inode in the entry. In the index by copy, a slot contains 32
- * bits of the hash, because monarch_find_dropped must rely on the hash alone. It cannot compare the
- * inode, because the entry of a removed copy may already have another copy, with another inode. */
+/* Makes a slot of the index by inode. Its highest 7 bits are the last 7 bits of the hash; the other
+ * bits are the number of the entry + 1. If the 7 bits match, a look-up compares the inode in the
+ * entry. A slot of the index by copy contains 32 bits of the hash, because monarch_find_dropped
+ * must rely on the hash alone. That function cannot compare the inode, because the entry of a
+ * removed copy may already have another copy, with another inode. */
 static inline uint32_t monarch_inode_slot(uint64_t hash, uint64_t id) {
     return (uint32_t)(hash << 25 | (id + 1));
 }
 
-/* Returns the stamp of a copy in a tier whose copies are evicted. In the copy's mtime, the seconds
- * are the entry's number, and the nanoseconds are the stamp. So the entry is found from the copy
- * itself, and the copy needs no slot in the index of copies. These slots are never freed, so
- * frequent evictions would fill that index. */
+/* Returns the stamp of a copy in a tier whose copies are evicted. The copy's mtime is set to these
+ * values: the seconds are the entry's number, and the nanoseconds are the stamp. So the entry is
+ * found from the copy itself, and the copy needs no slot in the index by copy. Slots of that index
+ * are never freed, so frequent evictions would fill it. */
 static inline uint64_t monarch_stamp(uint64_t salt, uint64_t id) {
     return monarch_mix(salt ^ monarch_mix(id + 1)) % 1000000000;
 }
 
-/* The `place` of a file whose position in its directory is unknown, because a client found the file
- * after the scan. */
+/* The `place` of an entry whose position in its directory is unknown, for example because a client
+ * reported the file before the scan found it. */
 #define MONARCH_NO_PLACE 0xFFFFFFFFU
 
 /* Makes the value that represents a directory's listing: the index of its first name in the
- * catalog's `names`, and the number of its names. In `names`, the directory's names are
- * consecutive, in the order of the source's listing. A directory has 0 instead of a listing if not
- * all its names are known, or if the directory has changed. */
+ * catalog's `names`, and the number of its names. The directory's names are consecutive in `names`,
+ * in the same order as in the source's listing. A directory has 0 instead of a listing if not all
+ * its names are known, or if the directory has changed. */
 static inline uint64_t monarch_listing(uint64_t first, uint64_t n) { return first << 32 | (n + 1); }
 static inline uint64_t monarch_listing_first(uint64_t listing) { return listing >> 32; }
 static inline uint64_t monarch_listing_length(uint64_t listing) {
@@ -664,7 +671,7 @@ int64_t monarch_find_inode(const struct monarch_catalog *c, unsigned source, uin
 void monarch_catalog_count(const struct monarch_catalog *c, uint64_t *files, uint64_t *bytes);
 int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64_t ino);
 /* Finds the entry of a copy by the copy's stamp. is_dropped = 1: the copy was removed from its
- * tier; the entry is then found even if it has another copy by now. */
+ * tier. The entry is then found even if it has a new copy by now. */
 int64_t monarch_find_stamped(const struct monarch_catalog *c, unsigned tier, uint64_t ino,
                              int64_t sec, int64_t nsec, int is_dropped);
 /* Finds the entry of a removed copy that a process still holds open: the last entry whose copy had
@@ -672,7 +679,7 @@ int64_t monarch_find_stamped(const struct monarch_catalog *c, unsigned tier, uin
 int64_t monarch_find_dropped(const struct monarch_catalog *c, unsigned tier, uint64_t ino);
 
 /* The filter of changed files. monarch_mark_changed adds a file. monarch_is_changed returns 1 for
- * every file that has changed, and for a few files that have not. */
+ * every changed file, and, by chance, for a few unchanged files. */
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino);
 int monarch_is_changed(const struct monarch_clients *m, uint64_t dev, uint64_t ino);
 /* Like monarch_is_changed, but checks only the filter. monarch_is_changed also returns 1 for every

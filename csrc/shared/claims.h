@@ -9,19 +9,20 @@
 
 /* Claims the file for this process, which is reading it. The claim lasts a second. */
 void monarch_claim_file(struct monarch_clients *m, uint64_t id);
-/* Returns whether the claim's descriptor is in transit: it was handed over, or is about to be, and
- * the daemon has not closed it yet. The claim must then keep its slot until it ends or
- * expires, because another thread may be waiting for its end. */
+/* Returns whether the claim's descriptor is in transit. It is in transit from shortly before it is
+ * handed over until the daemon closes it or the claim expires. During that time, no other claim may
+ * replace this claim in its slot, because another thread may be waiting for the end of this
+ * claim. */
 int monarch_is_in_transit(uint64_t claim, uint64_t now_ns);
-/* Makes the claim for a descriptor that is about to be sent, and returns the claim. Returns 0 if
- * the slot already has a claim whose descriptor is in transit (monarch_is_in_transit). That claim
- * may be for this file, or for another file that shares the slot. */
+/* Makes the claim for a descriptor that is about to be sent to the daemon, and returns the claim.
+ * Returns 0 if the slot already has a claim whose descriptor is in transit (monarch_is_in_transit).
+ * That claim may be for this file, or for another file that shares the slot. */
 uint64_t monarch_begin_claim(struct monarch_clients *m, uint64_t id);
 /* Ends `claim`, which monarch_begin_claim has returned for the file. The claim ends even if another
  * thread has added MONARCH_CLAIM_RECALLED to it in the meantime. */
 void monarch_cancel_claim(struct monarch_clients *m, uint64_t id, uint64_t claim);
-/* Ends the file's claim, unless a descriptor of the file was handed over. In that case, the daemon
- * ends the claim. */
+/* Ends the file's claim if no descriptor of the file was handed over. If a descriptor was handed
+ * over, does nothing, because the daemon then ends the claim. */
 void monarch_give_up_claim(struct monarch_clients *m, uint64_t id);
 
 /* --- the daemon's side ------------------------------------------------------------------------ */
@@ -29,10 +30,10 @@ void monarch_give_up_claim(struct monarch_clients *m, uint64_t id);
 /* Returns whether a program is reading the file at the source and will hand its descriptor over. */
 int monarch_is_being_read(const struct monarch_clients *m, uint64_t id, uint64_t ino,
                           uint64_t now_ns);
-/* Ends the claim of a file whose descriptor was handed over. Call this once that descriptor is
+/* Ends the claim of a file whose descriptor was handed over. Call this after that descriptor was
  * closed. */
 void monarch_end_claim(struct monarch_clients *m, uint64_t id);
 /* Returns whether the daemon must now close the file's descriptor, which was handed over. There are
- * three reasons: a program waits for the close; the file's claim has expired; or the claim's slot
- * no longer contains the claim. */
+ * three reasons: a program waits until the descriptor is closed; the file's claim has expired; or
+ * the claim's slot no longer contains the claim. */
 int monarch_is_recalled(const struct monarch_clients *m, uint64_t id, uint64_t now_ns);

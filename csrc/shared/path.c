@@ -5,12 +5,12 @@
 #include "shared/bytes.h"
 #include "shared/sys.h"
 
-/* Maximum number of links that a walk follows. It is half of the kernel's limit, because the kernel
- * also counts the links before the source's root, which this walk does not see. */
+/* Maximum number of links that a walk follows. The kernel also counts links before the source's
+ * root, which this walk does not see. So this limit is only half of the kernel's limit. */
 #define MAX_LINKS 20
 
-/* Returns whether the path equals `root`, which has `len` bytes, or lies below it. Compares the
- * path's byte at `len` first, because this byte alone rules out nearly all other paths. */
+/* Returns whether the path equals `root`, which has `len` bytes, or lies below it. Checks the
+ * path's byte at `len` first, because this byte alone rules out nearly all paths outside `root`. */
 static inline int has_prefix(const char *path, size_t n, const char *root, uint32_t len) {
     return len && n >= len && (path[len] == '/' || n == len) && same_bytes(path, root, len);
 }
@@ -40,8 +40,8 @@ static int odd_component(const char *after) {
 
 /* Returns whether the path, which has at least 16 bytes, contains a certain pair of bytes. With
  * of_dots = 1, the pair is two dots. With of_dots = 0, it is a slash that is followed by a dot, by
- * another slash or by the NUL. Compares 16 positions at a time, because every path is checked, and
- * hardly any has such a pair. */
+ * another slash or by the NUL. Compares 16 positions at a time, because this check runs for every
+ * path, and nearly always finds nothing. */
 static inline int has_pair(const char *path, size_t n, int of_dots) {
     two_words found = {0, 0};
     for (size_t i = 0; i < n; i += 16) {
@@ -99,7 +99,7 @@ static int is_current(const struct walk *w, int64_t id) {
 }
 
 /* Returns whether the last component of w->text, the path walked so far, is a directory, and not a
- * link. Only then may a `..` that follows simply remove that component. */
+ * link. If it is a link, a `..` after it must not simply remove that component. */
 static int is_real_directory(struct walk *w) {
     const char *rel;
     struct stat st;
@@ -170,9 +170,9 @@ int64_t monarch_first_link(const struct monarch_catalog *c, unsigned source, con
  * components after the link. Returns NULL if that path does not fit, or if the link has changed.
  * After the call, two paths share the buffer `text`, because callers may be on small stacks. The
  * path walked so far is at the buffer's beginning, cut back to the directory from which the target
- * starts. The path still to be walked is at the buffer's end. A gap of two bytes between them is
- * enough: the walk appends a byte to the first path only after it has read a byte of the second
- * path. */
+ * starts. The path still to be walked is at the buffer's end. A gap of two bytes between the two
+ * paths is enough: before the walk appends a byte to the first path, it has read a byte of the
+ * second path. */
 static const char *substitute(struct walk *w, const char *rel, int64_t link, size_t end) {
     const struct monarch_entry *e = &monarch_entries(w->catalog)[link];
     const char *target = monarch_pool(w->catalog, e->copy_ino);
@@ -238,8 +238,9 @@ void monarch_resolve(const struct monarch_control *k, const struct monarch_catal
     out->entry = MONARCH_OUTSIDE;
     out->source = -1;
     out->path_len = 0;
-    /* An empty path and a path that is too long are left to the kernel, which refuses them. A path
-     * that is too long is refused even if the walk would make it shorter. */
+    /* An empty path and a path that is too long are left to the kernel, which refuses them. The
+     * kernel refuses a path that is too long even if the path would become shorter when its `..`
+     * and links are resolved. */
     if (!*path || strnlen(path, MONARCH_PATH_MAX) == MONARCH_PATH_MAX)
         return;
     if (*path != '/') {

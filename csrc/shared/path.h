@@ -33,9 +33,9 @@ int monarch_is_odd(const char *path, size_t n);
  * `..`, the path may still lead to a source. */
 int monarch_is_outside(const struct monarch_control *k, const char *path);
 
-/* Finds the first component of `rel` that is a link in the catalog; does not check the last
- * component. `rel` must not be empty. Returns the link's entry, or -1 if there is none. *end is set
- * to the position in `rel` at which the link's component ends. */
+/* Finds the first component of `rel` that is a link according to the catalog. Does not check the
+ * last component. `rel` must not be empty. Returns the link's entry, or -1 if there is none. *end
+ * is set to the position in `rel` at which the link's component ends. */
 int64_t monarch_first_link(const struct monarch_catalog *c, unsigned source, const char *rel,
                            size_t *end);
 

@@ -83,7 +83,7 @@ static inline void *sys_map_over(void *at, int fd, unsigned long n, int prot) {
 }
 /* Maps like sys_map, at an address that is a multiple of `align` (a power of two). Reserves an
  * address range first, so that the mapping overwrites no other mapping. If the reservation fails,
- * the mapping's address may have any alignment. */
+ * maps at any address. */
 static inline void *sys_map_aligned(int fd, unsigned long n, int prot, unsigned long align) {
     unsigned long room = n + align, page = getauxval(AT_PAGESZ);
     long p = sys6(SYS_mmap, 0, (long)room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
@@ -114,9 +114,9 @@ static inline void sys_unmap(const void *p, unsigned long n) {
     sys6(SYS_munmap, (long)p, (long)n, 0, 0, 0, 0);
 }
 #endif
-/* Returns a page (of the machine's page size, at least 4096 bytes) that the kernel clears in every
- * forked child, whichever call forked the child. A child of vfork shares its parent's page, which
- * the kernel does not clear. Returns NULL before Linux 4.14. */
+/* Returns a page (of the machine's page size, at least 4096 bytes). The kernel clears the page in
+ * every forked child, whichever call made the child. There is one exception: a child of vfork
+ * shares its parent's page, so the kernel does not clear it. Returns NULL before Linux 4.14. */
 static inline void *sys_new_wiped_page(void) {
     const int wipe_on_fork = 18; /* MADV_WIPEONFORK: undefined in older headers */
     void *p = sys_new_pages(4096);
@@ -143,9 +143,9 @@ static inline long sys_lseek(int fd, long offset, int whence) {
 static inline int sys_fcntl(int fd, int command, long arg) {
     return (int)sys6(SYS_fcntl, fd, command, arg, 0, 0, 0);
 }
-/* The signal with which libc's setuid interrupts every thread. A thread must not block this signal
- * while it creates another thread. Otherwise a deadlock is possible. The creating thread may wait
- * for a lock that setuid has taken in another thread, while setuid waits until the creating thread
+/* The signal with which libc's setuid interrupts every thread. A thread that creates another thread
+ * must not block this signal, or a deadlock is possible. The creating thread may wait for a lock
+ * that setuid has taken in another thread. At the same time, setuid waits until the creating thread
  * handles the signal. */
 #define SIGSETXID 33
 #define MOST_SIGNALS (~(1ULL << (SIGSETXID - 1)))
@@ -162,9 +162,9 @@ static inline void sys_nap(long ns) {
     sys6(SYS_nanosleep, (long)&t, 0, 0, 0, 0, 0);
 }
 
-/* Performs step `n` of a wait for another thread. The complete wait should take only microseconds.
- * The first steps yield the processor. Later steps sleep, because a yield does not let a thread of
- * lower real-time priority run. */
+/* Waits a moment for another thread. Call this in a loop, with n = 0, 1, 2, ..., if the whole wait
+ * should take only microseconds. The first calls yield the processor. Later calls sleep, because a
+ * thread of lower real-time priority would not run after a yield. */
 static inline void sys_relax(unsigned n) {
     struct timespec nap = {0, n < 96 ? 50000 : 1000000};
     if (n < 32)

@@ -113,8 +113,8 @@ static uint64_t hash_upto_240(const unsigned char *in, size_t len) {
 }
 
 /* The functions that hash long inputs keep the eight sums in local variables, so that the compiler
- * keeps the sums in vector registers. It could not do that with sums behind a pointer, which might
- * alias the input. */
+ * keeps the sums in vector registers. If the sums were accessed through a pointer, the compiler
+ * could not do that, because the pointer might alias the input. */
 #ifdef __SSE2__
 #define VECTORS 4
 typedef __m128i sums[VECTORS];
@@ -123,10 +123,10 @@ static inline __m128i vector(const unsigned char *p, int i) {
     return _mm_loadu_si128((const __m128i *)p + i);
 }
 
-/* The loop uses intrinsics, because the compiler does not recognize that a single instruction can
- * multiply the two halves of a number. The loop is unrolled, because the compiler would otherwise
- * keep the sums in memory, to access them by index. Each addition would then wait until the
- * previous addition has been stored. */
+/* The loop uses intrinsics, because the compiler does not recognize that one instruction can
+ * multiply the two halves of a number. The loop is unrolled, because otherwise the compiler would
+ * keep the sums in memory, in order to access them by index. Each addition would then wait until
+ * the previous addition has been stored. */
 static inline void accumulate(sums acc, const unsigned char *in, const unsigned char *sec) {
 #pragma GCC unroll 4
     for (int i = 0; i < VECTORS; i++) {

@@ -22,8 +22,8 @@ static uint32_t way_in(const struct links *l, const struct transfer *t) {
     return l->job->nodes + t->to;
 }
 
-/* Finds every transfer that uses `link` and has no rate yet, and sets its rate to `each`. Subtracts
- * this rate from the free rates of both links of the transfer. */
+/* Sets the rate of every transfer that uses `link` and has no rate yet to `each`. Subtracts this
+ * rate from the free rates of both links of the transfer. */
 static void give(struct links *l, uint32_t link, double each) {
     for (uint32_t i = 0; i < l->n; i++) {
         struct transfer *t = &l->transfer[i];
@@ -39,9 +39,8 @@ static void give(struct links *l, uint32_t link, double each) {
 }
 
 /* Computes the rates of all transfers, in steps. Each step divides the free rate of each link by
- * the number of the link's transfers that have no rate yet. The smallest of these quotients becomes
- * the rate of its link's transfers that have no rate yet. For each of these transfers, this rate is
- * then subtracted from the free rates of both links that the transfer uses. */
+ * the number of its transfers without a rate, and picks the link with the smallest quotient. The
+ * transfers of this link that have no rate yet get this quotient as their rate (give). */
 static void share_out(struct links *l) {
     uint32_t links = 2 * l->job->nodes;
     for (uint32_t i = 0; i < links; i++) {
@@ -80,8 +79,8 @@ static void find_next(struct links *l) {
     }
 }
 
-/* Updates the number of bytes that each transfer has left: subtracts the bytes that the transfer
- * has moved since the last call. Call this before a rate is changed. */
+/* Updates the number of bytes that each transfer must still move: subtracts the bytes that the
+ * transfer has moved since the last call. Call this before a rate is changed. */
 static void account(struct links *l, double now) {
     for (uint32_t i = 0; i < l->n; i++)
         l->transfer[i].left -= l->transfer[i].rate * (now - l->since);

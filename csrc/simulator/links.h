@@ -1,7 +1,7 @@
 /* Links between nodes. All transfers that use a link share the link's rate, as TCP connections do
- * in a fluid model. The rates are max-min fair (Bertsekas and Gallager, Data Networks, 6.5.2). When
- * a transfer begins or ends, computing the new rates takes time proportional to the number of
- * transfers. So this model is suitable for a few tens of nodes. */
+ * in a fluid model. The rates are max-min fair (Bertsekas and Gallager, Data Networks, 6.5.2).
+ * Whenever a transfer begins or ends, the rates of all transfers are computed anew. This is slow if
+ * there are many transfers, so the model is suitable for a few tens of nodes. */
 #pragma once
 
 #include "simulator/simulator.h"
@@ -9,18 +9,18 @@
 /* A transfer. Each asker (see heap.h) has at most one transfer at a time. */
 struct transfer {
     uint32_t who, from, to;
-    double left;     /* bytes left at time `since` */
+    double left;     /* number of bytes not moved yet at the time `since` (struct links) */
     double rate;     /* [bytes/s] */
-    double earliest; /* even over fast links, the transfer cannot end before this time [s] */
+    double earliest; /* the transfer cannot end before this time [s], even over fast links */
 };
 
 struct links {
     const struct monarch_sim_job *job;
     struct transfer *transfer; /* the current transfers */
-    /* by link: the part of the link's rate that is not assigned to a transfer yet. The first
+    /* for each link: the part of the link's rate that is not assigned to a transfer yet. The first
      * `nodes` links lead out of the nodes, the next `nodes` links lead into the nodes. */
     double *room;
-    /* by link: number of its transfers that have no rate yet */
+    /* for each link: number of transfers over the link that have no rate yet */
     uint32_t *users;
     uint32_t n, next; /* next: the transfer that ends first */
     int has_rates;

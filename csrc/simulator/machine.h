@@ -1,16 +1,17 @@
-/* Storage classes and links. A class, or a link that is not fair, serves its requests one after
- * another, in the order of their arrival. A fair link serves all its transfers at the same time. No
- * class and no link exceeds its rate. */
+/* Storage classes and links. A fair link serves all its transfers at the same time. Any other link,
+ * and each class, serves its requests one after another, in the order of their arrival. No class
+ * and no link exceeds its rate. */
 #pragma once
 
 #include "simulator/links.h"
 
 struct machine {
     const struct monarch_sim_job *job;
-    /* by node and class: the time [s] at which the class will have served all requests so far */
+    /* for each node and class: the time [s] at which the class will have served all requests made
+     * so far */
     double *class_free;
-    /* by node: the time [s] at which the link into the node, or out of it, will have carried all
-     * bytes requested so far */
+    /* for each node: the time [s] at which the link into the node, or the link out of it, will have
+     * carried all bytes requested so far */
     double *in_free, *out_free;
     struct links links; /* used only if the job's `fair_links` is 1 */
 };
@@ -21,8 +22,8 @@ int machine_open(struct machine *m, const struct monarch_sim_job *job, uint32_t 
 void machine_close(struct machine *m);
 
 /* Returns the time at which `bytes` will have arrived if they are requested at `now`. If `take` is
- * 1, requests the bytes, which then occupy the class and all links that they cross. If `take` is 0,
- * only computes the time, and changes nothing. */
+ * 1, requests the bytes; the request then occupies the class and all links on the way. If `take` is
+ * 0, only computes the time, and changes nothing. */
 double machine_local(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes,
                      int take);
 double machine_remote(struct machine *m, double now, uint32_t node, uint32_t holder, uint32_t cls,

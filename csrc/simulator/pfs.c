@@ -65,8 +65,8 @@ static void begin(struct share *s, struct request *r) {
     heap_push(&s->ends, s->end[r->node], r->node);
 }
 
-/* Inserts a request into its node's queue by priority, but never before the request that is being
- * served. */
+/* Inserts a request into its node's queue, which is sorted by priority. The queue's first request
+ * is being served; the new request never goes before it. */
 static void put_in(struct pfs *p, struct request *r) {
     struct share *s = share_of(p, r);
     uint32_t *at = &s->first[r->node];

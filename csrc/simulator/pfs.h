@@ -1,8 +1,8 @@
-/* The parallel file system. The nodes that wait for the file system are its clients. With n
- * clients, the file system's total rate is t(n), and each client gets an equal part of this rate
- * (NoPFS, section 4). Requests for which a rank waits are served first. While there is no such
- * request, the other requests are served by the same rules. The requests of one node are served in
- * the order in which the node uses the files. */
+/* The parallel file system. Its clients are the nodes that now wait for it. With n clients, the
+ * file system's total rate is t(n), and each client gets an equal part of this rate (NoPFS, section
+ * 4). Requests for which a rank waits are served first. If there are no such requests, all other
+ * requests are served by the same rules. The requests of one node are served in the order in which
+ * the node uses the files. */
 #pragma once
 
 #include "simulator/heap.h"
@@ -12,11 +12,11 @@
 #define PFS_LAST UINT64_MAX
 #define PFS_NONE UINT32_MAX
 
-/* A request; each asker has at most one at a time. */
+/* A request. Each asker (see heap.h) has at most one request at a time. */
 struct request {
     /* Among a node's requests of one kind, the request with the smallest value of `priority` is
-     * served first. Among requests with equal priority, the request with the smallest number is
-     * served first. */
+     * served first. Among requests with equal priority, the earliest request, which has the
+     * smallest `number`, is served first. */
     uint64_t priority, number;
     double bytes, left, asked;
     /* next: the next request of the same node and kind; PFS_NONE after the last one */
@@ -24,27 +24,28 @@ struct request {
 };
 
 /* The requests of one kind: those for which a rank waits, or all others. Clients that are served at
- * the same time receive the same number of bytes. So `clock` measures time in bytes: it is the
- * number of bytes that a client would have received by now if it had been served from the
- * beginning. `ends` has, for each client, the value of `clock` at which the client's current
- * request ends. */
+ * the same time receive bytes at the same rate. So `clock` measures time in bytes: it is the number
+ * of bytes that a client would have received by now if it had been served all the time. `ends` has,
+ * for each client, the value that `clock` will have when the client's current request ends. */
 struct share {
     double clock;
     struct heap ends;
-    /* by node: the node's request that is served now. Its field `next` names the node's next
-     * request. */
+    /* for each node: the asker whose request is served now, or PFS_NONE. The request's field `next`
+     * leads to the node's next request. */
     uint32_t *first;
-    double *waiting; /* by node: sum of the bytes of all its requests except the first */
-    double *end;     /* by node: the value of `clock` at which its first request ends */
+    /* for each node: total size of the requests that wait behind the first request */
+    double *waiting;
+    double *end; /* for each node: the value of `clock` at which the first request ends */
 };
 
 struct pfs {
     const struct monarch_sim_job *job;
     struct share share[2];   /* element 0: requests for which a rank waits; element 1: all others */
-    struct request *request; /* by asker */
+    struct request *request; /* for each asker */
     uint64_t numbers;
     double since, busy;
-    /* by node: time [s] at which the node's own link will have carried all bytes sent so far */
+    /* for each node: time [s] at which the node's own link will have carried all bytes that the
+     * file system has sent so far */
     double *link_free;
 };
 
@@ -62,8 +63,8 @@ void pfs_hurry(struct pfs *p, double now, uint64_t priority, uint32_t who);
 /* Returns the time at which the next request ends, or infinity if there is no request. */
 double pfs_next(const struct pfs *p);
 /* Removes the request that ends first, and returns it. `now` must be the time at which the request
- * ends. *end is set to the time at which the bytes have arrived at the node, which is later than
- * `now` if the node's link is slow. */
+ * ends. Sets *end to the time at which the bytes have arrived at the node. If the node's link is
+ * slow, this time is later than `now`. */
 struct request pfs_take(struct pfs *p, double now, double *end);
 /* Returns the time at which `bytes` requested at `now` would arrive if nothing else was requested
  * in the meantime. */

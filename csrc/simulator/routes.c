@@ -16,9 +16,8 @@ struct route sim_best_route(struct monarch_sim *s, double now, uint32_t node, in
     for (int32_t i = s->first_copy[file]; i >= 0; i = s->copy[i].next) {
         const struct copy *c = &s->copy[i];
         int is_here = (uint32_t)c->node == node;
-        /* An incomplete copy can be used only if it belongs to the file's owner. Other nodes wait
-         * for this copy, because they may get the file only from its owner, not from the file
-         * system. */
+        /* An incomplete copy can be used only if the file's owner is making it. Other nodes wait
+         * for the owner's copy, because only the owner may read the file from the file system. */
         int is_owners = s->job.owner && s->job.owner[file] == c->node;
         if (c->at < 0 || (c->at > now && !is_owners) || (!is_here && !s->job.reads_remote))
             continue;
@@ -66,9 +65,9 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
         c->at = now;
         c->epoch = epoch;
         /* A class serves its requests in the order in which they are made, and this request is made
-         * now. So the write occupies the class from s->now on, although the file arrives later. If
-         * the write began only when the file arrives, every later request would wait for the end of
-         * the write, even a request that is made before the file arrives. */
+         * at s->now. So the write occupies the class from s->now on, although the file arrives
+         * later. A write from the file's arrival on would be wrong: every request after s->now
+         * would wait until the end of this write, even a request before the arrival. */
         machine_write(&s->machine, s->now, node, (uint32_t)c->cls, size_of(s, file));
         return;
     }

@@ -8,8 +8,8 @@
 #include <stdint.h>
 #endif
 
-/* Number of epochs whose accesses the simulation knows at a time. With two epochs, prefetching can
- * run ahead to the end of the next epoch. */
+/* Number of epochs whose accesses the simulation knows at a time. With two epochs, samples can be
+ * prefetched up to the end of the next epoch. */
 enum { MONARCH_SIM_EPOCHS = 2 };
 
 enum monarch_sim_from {
@@ -23,47 +23,51 @@ enum monarch_sim_from {
 };
 
 /* The job, which does not change. The caller owns the arrays, which must outlive the simulation.
- * Comments on arrays begin with the index. For example, "by node and class" means an array of nodes
- * x classes elements. Units are bytes, seconds and bytes/s. */
+ * Comments on arrays begin with the index. For example, an array "for each node and class" has
+ * nodes x classes elements. Units are bytes, seconds and bytes/s. */
 struct monarch_sim_job {
     /* most_ranks: the largest number of ranks of a node */
     uint32_t nodes, most_ranks, classes, files;
-    const uint32_t *ranks; /* by node: number of its ranks */
+    const uint32_t *ranks; /* for each node: number of ranks */
     /* steps: number of steps of an epoch; batch: number of samples that a rank uses in a step */
     uint32_t epochs, steps, batch;
-    const int64_t *sizes;     /* by file */
-    const double *read_rate;  /* by node and class: rate of reads; the class's threads share it */
-    const double *write_rate; /* by node and class: rate of writes; the class's threads share it */
-    const uint32_t *threads;  /* by class: number of its threads */
-    const double *staging;    /* by node: capacity of its staging buffer */
-    const double *network;    /* by node: rate of its link, in each direction */
-    /* by node: the highest rate at which the node can read from the file system */
+    const int64_t *sizes; /* for each file */
+    /* for each node and class: rate of reads, of all threads of the class together */
+    const double *read_rate;
+    /* for each node and class: rate of writes, of all threads of the class together */
+    const double *write_rate;
+    const uint32_t *threads; /* for each class: number of threads */
+    const double *staging;   /* for each node: capacity of the staging buffer */
+    const double *network;   /* for each node: rate of the node's link, in each direction */
+    /* for each node: the highest rate at which the node can read from the file system */
     const double *pfs_link;
-    const double *pfs; /* by number of clients, from 0 to nodes: the file system's total rate */
-    /* Both by node. compute: rate of one rank; preprocess: rate of one preprocessing thread. */
+    /* for each number of nodes that read at the same time (0 to `nodes`): the file system's total
+     * rate */
+    const double *pfs;
+    /* for each node. compute: rate of one rank; preprocess: rate of one preprocessing thread */
     const double *compute, *preprocess;
-    /* The planned copies. The copies of one node and class are in the order in which they are
-     * made. */
+    /* The planned copies. Each node makes the copies of one class in the order of these arrays. */
     uint64_t copies;
     const int32_t *copy_node, *copy_file;
     const int8_t *copy_class;
-    /* For each copy: when it should exist, as a position in the access sequence of the node that
-     * makes it. Nodes do not see which copies other nodes have. So another node asks for the
-     * copy only after it has passed the same position in its own access sequence. NULL: every
-     * node knows at all times which copies exist. */
+    /* For each copy: when the copy should exist, as a position in the access sequence of the node
+     * that makes it. A node cannot see which copies other nodes have. So another node requests the
+     * copy only after it has passed the same position in its own access sequence. NULL: every node
+     * knows at all times which copies exist. */
     const int64_t *copy_due;
-    /* by file: the file's owner. Only the owner reads the file from the file system, and it sends
-     * the file to the nodes that want it. -1: the file has no owner, and each node that wants the
-     * file reads it. NULL: no file has an owner. */
+    /* for each file: the node that is the file's owner. Only the owner reads the file from the file
+     * system; it sends the file to the other nodes that want it. -1: the file has no owner, and
+     * each node that wants the file reads it from the file system. NULL: no file has an owner. */
     const int32_t *owner;
     uint8_t stages;       /* 1: samples are prefetched into the staging buffer */
     uint8_t fills;        /* 1: each storage class has threads that make its copies */
     uint8_t fills_first;  /* 1: the copies are made before the first step */
     uint8_t reads_remote; /* 1: nodes read the copies of other nodes */
-    /* 1: a file with a copy is nevertheless read from the file system if that is faster */
+    /* 1: a node reads a file from the file system although there is a copy, if that is faster */
     uint8_t weighs_pfs;
     uint8_t is_free; /* 1: reading takes no time */
-    /* 1: all transfers of a link share its rate; 0: a link carries one transfer at a time */
+    /* 1: all transfers over a link share the link's rate; 0: a link carries one transfer at a
+     * time */
     uint8_t fair_links;
     uint32_t checkpoint_steps; /* 0: no checkpoints are written */
     double checkpoint_bytes;   /* number of bytes that each rank writes at a checkpoint */
@@ -73,22 +77,27 @@ struct monarch_sim_job {
  * Comments on arrays begin with the index, like those of struct monarch_sim_job. */
 struct monarch_sim_result {
     double first_step; /* when the first step began [s] */
-    double *epoch_end; /* by epoch: when the epoch ended [s] */
-    /* by epoch and origin (enum monarch_sim_from): number of bytes of samples from this origin */
+    double *epoch_end; /* for each epoch: when the epoch ended [s] */
+    /* for each epoch and origin (enum monarch_sim_from): total size of the samples from this
+     * origin */
     double *bytes;
-    double *node_bytes; /* by node and origin: number of bytes of samples from this origin */
-    /* by epoch: number of bytes read from copies that were made before the epoch. Only the first
-     * read of each file in the epoch is counted. */
+    /* for each node and origin: total size of the node's samples from this origin */
+    double *node_bytes;
+    /* for each epoch: number of bytes read from copies that were made before the epoch. Only the
+     * first read of each file in the epoch is counted. */
     double *reused;
-    /* by node and rank (nodes x most_ranks): time that the rank waited for samples [s] */
+    /* for each node and rank (nodes x most_ranks): total time for which the rank has waited for
+     * samples [s] */
     double *stall;
-    double *rank_compute; /* by node and rank: time that the rank has computed [s] */
-    /* by node: number of bytes that the node has read from the file system for copies and for other
-     * nodes */
+    /* for each node and rank: total time for which the rank has computed [s] */
+    double *rank_compute;
+    /* for each node: number of bytes that the node has read from the file system to make copies or
+     * to serve other nodes */
     double *filled;
-    double *pfs_bytes; /* by epoch: number of all bytes read from the file system */
-    uint64_t *ready;   /* by epoch: number of samples that were ready when their rank needed them */
-    uint64_t *imbalanced; /* by epoch: number of imbalanced steps (see `imbalance`) */
+    double *pfs_bytes; /* for each epoch: total number of bytes read from the file system */
+    /* for each epoch: number of samples that were ready when their rank needed them */
+    uint64_t *ready;
+    uint64_t *imbalanced; /* for each epoch: number of imbalanced steps (see `imbalance`) */
     /* Set by the caller. A step is imbalanced if the time of its slowest rank is more than this
      * multiple of the time of its fastest rank. */
     double imbalance;
@@ -106,26 +115,26 @@ struct monarch_sim_epoch {
     const int32_t *order; /* the file of each access; -1: no sample */
     /* `holder`, `cls`, `into` and `down` are NULL if the copies are those of the job (`copy_file`).
      * Otherwise, an access reads its file from the class `cls` of the node `holder`, or, if
-     * `holder` is -1, from the file system. After the read, the file's owner writes the file to
-     * each of its own classes `into`, `into` + 1, ..., `down`. If the file has no owner, the node
-     * that makes the access writes the file to its own classes. If `into` is 0, no node writes the
-     * file. */
+     * `holder` is -1, from the file system. After the read, the file's owner writes the file to its
+     * own storage classes `into`, `into` + 1, ..., `down`. If the file has no owner, the node that
+     * makes the access writes the file to these classes of its own. If `into` is 0, no node writes
+     * the file. */
     const int32_t *holder;
     const int8_t *cls, *into, *down;
-    /* by node, step and rank (nodes x steps x most_ranks): number of staging threads that should
-     * fetch the samples that the rank uses in the step. NULL if the ranks of a node do not share
-     * staging threads. */
+    /* for each node, step and rank (nodes x steps x most_ranks): how many of the node's staging
+     * threads should fetch the samples that the rank uses in the step. NULL if the ranks of a node
+     * do not share staging threads. */
     const int32_t *threads;
     /* number of bytes that the access reads from the file system in addition to the sample; NULL: 0
      * for all accesses */
     const int64_t *redundant;
 };
 
-/* Hands the next epoch to the simulation. The epoch's arrays are not copied: the caller must keep
- * them until it has handed over MONARCH_SIM_EPOCHS more epochs. Returns 1, or 0 if memory is
+/* Gives the next epoch to the simulation. The epoch's arrays are not copied: the caller must keep
+ * them until it has given MONARCH_SIM_EPOCHS more epochs. Returns 1, or 0 if memory is
  * exhausted. */
 int monarch_sim_give(struct monarch_sim *sim, const struct monarch_sim_epoch *epoch);
-/* Runs the simulation. Returns 1 if the caller must hand over the next epoch and call again.
- * Returns 0 at the end of the simulation, and -1 on a deadlock, which would be a bug of the
+/* Runs the simulation. Returns 1 if the caller must give the next epoch (monarch_sim_give) and call
+ * again. Returns 0 at the end of the simulation, and -1 on a deadlock, which would be a bug of the
  * simulator. */
 int monarch_sim_run(struct monarch_sim *sim);

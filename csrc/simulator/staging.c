@@ -1,5 +1,5 @@
 /* Fetches samples into the staging buffer, in the order in which they are used (NoPFS, section 5.1,
- * Rule 1). Without a buffer, fetches each sample when it is needed. */
+ * Rule 1). Without a staging buffer, fetches each sample when it is needed. */
 #include "simulator/state.h"
 
 #define NOBODY UINT32_MAX
@@ -10,10 +10,10 @@ static int shares_threads(const struct monarch_sim *s) {
 
 enum staging_state { FETCHES, WAITS_FOR_USE, WAITS_UNTIL, IS_OVER, NEEDS_EPOCH };
 
-/* Returns the state of a thread that needs an epoch which the caller has not given yet. That epoch
- * will replace the oldest known epoch. The state is NEEDS_EPOCH if fewer than EPOCHS_KNOWN epochs
- * are known, or if the oldest of them has ended. Otherwise, the state shows what the thread waits
- * for. */
+/* Returns the state of a thread that needs `epoch`, which the caller has not given yet. The new
+ * epoch will replace the oldest known epoch. The state is NEEDS_EPOCH if fewer than EPOCHS_KNOWN
+ * epochs are known, or if the oldest known epoch has ended. Otherwise, the thread waits for the end
+ * of the oldest epoch. *until is set to this end if it is known (WAITS_UNTIL). */
 static enum staging_state next_epoch(const struct monarch_sim *s, uint64_t epoch, double now,
                                      double *until) {
     if (epoch < EPOCHS_KNOWN)
@@ -25,9 +25,9 @@ static enum staging_state next_epoch(const struct monarch_sim *s, uint64_t epoch
     return *until > now ? WAITS_UNTIL : NEEDS_EPOCH;
 }
 
-/* Returns whether the rank's next sample can be fetched at `now`, and if not, what the thread waits
- * for. If the result is WAITS_UNTIL, *until is set to the time at which the thread should check
- * again. */
+/* Returns FETCHES if the rank's next sample can be fetched at `now`. Otherwise returns what the
+ * thread waits for. If the result is WAITS_UNTIL, *until is set to the time at which the thread
+ * should check again. */
 static enum staging_state staging_state_of(struct monarch_sim *s, uint32_t rank, double now,
                                            double *until) {
     struct rank *r = &s->rank[rank];
@@ -68,8 +68,9 @@ static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
 }
 
 /* Returns the rank for which the thread fetches next. If the ranks of a node do not share threads,
- * this is the thread's own rank. Otherwise, only ranks whose next sample can be fetched at `now`
- * count: returns the one with the smallest part_with_one_more, or NOBODY if there is none. */
+ * this is the thread's own rank. Otherwise, it is one of the ranks whose next sample can be fetched
+ * at `now`: the rank with the smallest part_with_one_more. If there is no such rank, returns
+ * NOBODY. */
 static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now,
                          enum staging_state *state, double *until) {
     uint32_t node = thread / s->threads, first = node * s->job.most_ranks;
@@ -139,7 +140,7 @@ static void staged(struct monarch_sim *s, uint32_t thread, double now) {
     struct staging_thread *t = &s->staging[thread];
     uint32_t node = thread / s->threads;
     double bytes = size_at(s, t->rank, t->access), *at;
-    /* A rank without a staging thread loads its samples itself, at the rate of one thread. */
+    /* A rank that loads its own samples does so at the rate of one staging thread. */
     double rate = s->job.write_rate[(size_t)node * s->job.classes] / s->job.threads[0];
     double prepare = bytes / s->job.preprocess[node], write = bytes / rate;
     double end = s->job.is_free ? now : now + (write > prepare ? write : prepare);
@@ -247,9 +248,9 @@ void sim_wake(struct monarch_sim *s, uint32_t rank, double now) {
             t->is = STARTS;
             heap_push(&s->heap, now > t->since ? now : t->since, i);
         } else if (t->is == SLEEPS && shares_threads(s) && now < t->since) {
-            /* Several ranks share this thread. One of them now has room, so the thread wakes and
-             * checks all of them again. A thread that serves only one rank is not woken here,
-             * because it has already computed when its rank will have room. */
+            /* Several ranks share this thread. One of these ranks now has room, so the thread wakes
+             * and checks all of them again. A thread that serves only one rank need not wake
+             * earlier, because it has already computed when its rank will have room. */
             heap_drop(&s->heap, i);
             t->since = now > s->now ? now : s->now;
             heap_push(&s->heap, t->since, i);

@@ -14,7 +14,7 @@ struct copy {
     /* next: index of the next copy of the same file; -1 after the last one */
     int32_t node, file, next;
     int32_t epoch; /* the epoch in which the copy was made; -1: before the first epoch */
-    double at;     /* when the copy is complete [s]; negative: the copy is not made yet */
+    double at;     /* when the copy is complete [s]; negative: not begun yet */
     int8_t cls;
 };
 
@@ -24,17 +24,16 @@ struct rank {
     /* numbers of the next accesses to prefetch, to use, and to drop from the buffer */
     uint64_t fetched, used, dropped;
     double staged; /* [bytes] */
-    /* time [s] at which the rank has finished its computation for the samples that it has used so
-     * far */
+    /* time [s] at which the rank ends its computation on the samples that it has used so far */
     double clock;
-    uint32_t threads; /* number of staging threads that fetch for the rank now */
+    uint32_t threads; /* number of staging threads that are now fetching for the rank */
     int is_at_barrier;
 };
 
 struct known {
     struct monarch_sim_epoch told;
-    /* by access: the time [s] at which the sample is ready; or, once the rank has used the sample,
-     * the time at which the rank began to use it. Negative: unknown. */
+    /* for each access: the time [s] at which the sample is ready. After the rank has used the
+     * sample: the time at which the rank began to use it. Negative: unknown. */
     double *at;
 };
 
@@ -55,9 +54,10 @@ struct class_thread {
 
 /* The simulation. Comments on arrays begin with the index, like those of struct monarch_sim_job.
  *
- * All askers are numbered, in this order: the staging threads, the threads of the storage classes,
- * the checkpoint. Each node has `threads` numbers for its staging threads. Each node requests the
- * write of its own part of a checkpoint; the asker of node `n` is then `checkpoint` + `n`. */
+ * An asker is a thread, or anything else that requests bytes or waits for events. Askers are
+ * numbered: first the staging threads, then the threads of the storage classes, then the writers of
+ * a checkpoint. Each node has `threads` numbers for its staging threads. Each node writes its own
+ * part of a checkpoint; the asker of node `n` is `checkpoint` + `n`. */
 struct monarch_sim {
     struct monarch_sim_job job;
     struct monarch_sim_result *out;
@@ -68,8 +68,8 @@ struct monarch_sim {
     uint32_t given; /* number of epochs that the caller has given so far */
     int is_started;
     double now; /* time of the current event [s] */
-    /* Callbacks that run.c sets. on_arrival is called when a file has arrived for its asker.
-     * on_room is called when a rank's staging threads may have work again. */
+    /* Callbacks, set by run.c. on_arrival is called when the file that an asker has requested has
+     * arrived. on_room is called when a rank's staging threads may have work again. */
     void (*on_arrival)(struct monarch_sim *s, uint32_t who, double at);
     void (*on_room)(struct monarch_sim *s, uint32_t rank, double now);
     /* ranks */
@@ -88,16 +88,18 @@ struct monarch_sim {
     struct class_thread *class_thread;
     /* copies */
     struct copy *copy;
-    int32_t *first_copy; /* by file: index of the file's first copy */
-    /* by file and by epoch % EPOCHS_KNOWN (files x EPOCHS_KNOWN): the last epoch with this
-     * remainder in which the file was used, stored as its number + 1; 0: there is none */
+    int32_t *first_copy; /* for each file: index of the file's first copy */
+    /* for each file and each value of epoch % EPOCHS_KNOWN (files x EPOCHS_KNOWN): 1 + the last
+     * epoch with this value in which the file was used; 0: there is no such epoch */
     uint32_t *reused;
-    /* by file: the first asker of the current read of the file, or PFS_NONE. Unused if no file has
-     * an owner. */
+    /* for each file: the asker that has started the current read of the file, or PFS_NONE. Unused
+     * if no file has an owner. */
     uint32_t *reading;
-    uint32_t *joined; /* by asker: the next asker that has joined the same read, or PFS_NONE */
-    /* by node and class: a range [cursor, list_end) of indexes of `copy`. These are the planned
-     * copies of this node and class that no thread has begun yet. */
+    /* The askers that share a read form a list. For each asker: the next asker in this list, or
+     * PFS_NONE. */
+    uint32_t *joined;
+    /* for each node and class: the range [cursor, list_end) of `copy` contains the planned copies
+     * of this node and class that no thread has begun yet */
     uint64_t *cursor, *list_end;
 };
 
@@ -117,9 +119,9 @@ static inline uint32_t end_of_ranks(const struct monarch_sim *s) {
     return s->job.nodes * s->job.most_ranks;
 }
 
-/* Returns the number of threads that load samples on a node. Without a staging buffer, every
- * rank loads its samples itself. With a buffer, staging threads load the samples. If there are
- * fewer staging threads than ranks, each rank without a staging thread loads its samples itself,
+/* Returns the number of threads that load samples on a node. Without a staging buffer, every rank
+ * loads its own samples. With a staging buffer, staging threads load the samples. If there are
+ * fewer staging threads than ranks, each rank without a staging thread loads its own samples,
  * because a buffer must not make training slower. */
 static inline uint32_t threads_of(const struct monarch_sim *s, uint32_t node) {
     uint32_t threads = s->job.stages ? s->job.threads[0] : 0, ranks = s->job.ranks[node];
@@ -146,8 +148,8 @@ static inline int64_t number_of(const struct monarch_sim *s, uint32_t rank, uint
     return (int64_t)(position * s->job.batch + access % s->job.batch);
 }
 
-/* Returns the size of a file. A negative `file` means that there is no sample, because the rank
- * uses fewer samples than other ranks in this step. */
+/* Returns the size of a file. If `file` is negative, there is no sample, because the rank uses
+ * fewer samples than other ranks in this step; the size is then 0. */
 static inline double size_of(const struct monarch_sim *s, int32_t file) {
     return file < 0 ? 0 : (double)s->job.sizes[file];
 }
@@ -160,8 +162,8 @@ static inline double size_at(struct monarch_sim *s, uint32_t rank, uint64_t acce
     return size_of(s, file_at(s, rank, access));
 }
 
-/* Returns the node that reads the file from the file system for `node`: the file's owner, or else
- * `node` itself. */
+/* Returns the node that reads the file from the file system if `node` needs it: the file's owner,
+ * or `node` itself if the file has no owner. */
 static inline uint32_t sim_reader(const struct monarch_sim *s, uint32_t node, int32_t file) {
     int32_t owner = s->job.owner ? s->job.owner[file] : -1;
     return owner < 0 ? node : (uint32_t)owner;
@@ -175,8 +177,8 @@ void sim_advance(struct monarch_sim *s, uint32_t rank);
 void sim_start_ranks(struct monarch_sim *s, double now);
 /* Drops the rank's oldest sample from the staging buffer. */
 void sim_drop(struct monarch_sim *s, uint32_t rank);
-/* Call sim_begin_checkpoint when all ranks have reached the checkpoint, and sim_checkpoint_written
- * when a node has written its part. */
+/* Call sim_begin_checkpoint when all ranks have reached the checkpoint. Call sim_checkpoint_written
+ * each time a node has written its part. */
 void sim_begin_checkpoint(struct monarch_sim *s, double now);
 void sim_checkpoint_written(struct monarch_sim *s, double end);
 
@@ -191,14 +193,14 @@ struct route {
 };
 
 /* Returns the route by which the file arrives earliest: from a copy, or from the file system. The
- * routes are compared as in NoPFS, section 4, except that the time of a route includes the wait for
- * earlier requests. reached: the number of the node's current access, which is compared with
- * `copy_due`. */
+ * routes are compared as in NoPFS, section 4, with one difference: the time of a route includes the
+ * wait for earlier requests. reached: the position of the node's current access, which is compared
+ * with `copy_due`. */
 struct route sim_best_route(struct monarch_sim *s, double now, uint32_t node, int32_t file,
                             int64_t reached);
 /* Requests the bytes by this route, and returns the time at which they will have arrived. If this
  * time depends on later transfers over the links, returns a negative number, and on_arrival is
- * called when the bytes arrive. Reads of the file system go through sim_read instead. */
+ * called when the bytes arrive. For reads of the file system, call sim_read instead. */
 double sim_take_route(struct monarch_sim *s, double now, uint32_t node, const struct route *w,
                       uint32_t who, double bytes);
 /* Sends bytes over fair links; they arrive no earlier than `earliest`. */
@@ -222,14 +224,14 @@ void sim_has_come(struct monarch_sim *s, const struct request *r, double end);
 
 /* --- staging.c --- */
 
-/* Lets a staging thread continue. Returns 0 if the thread needs the plan of the next epoch, which
- * the caller of monarch_sim_run has not given yet. Otherwise returns 1. */
+/* Continues the work of a staging thread. Returns 0 if the thread needs the accesses of the next
+ * epoch, which the caller of monarch_sim_run has not given yet. Otherwise returns 1. */
 int sim_staging_thread(struct monarch_sim *s, uint32_t thread, double now);
 /* Preprocesses the thread's sample. Call this when the sample has arrived from the file system or
  * another node. */
 void sim_staged(struct monarch_sim *s, uint32_t thread, double now);
-/* Wakes the rank's staging threads. Call this when the rank has used a sample at `now`, and so has
- * made room. */
+/* Wakes the rank's staging threads. Call this when the rank has used a sample at `now`, so that the
+ * staging buffer has room again. */
 void sim_wake(struct monarch_sim *s, uint32_t rank, double now);
 
 /* --- filling.c --- */

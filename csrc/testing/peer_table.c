@@ -11,9 +11,10 @@
 #include "peers/connection.h"
 #include "testing/testing.h"
 
-/* Number of hash chains; enough for several hundred files. */
+/* Number of hash chains. This number is sufficient for several hundred files. */
 #define SLOTS 1024
-/* The largest block [bytes]. With this limit, the offset of a block's end fits into 64 bits. */
+/* Maximum size of a block [bytes]. With this limit, the offset of a block's end fits into 64
+ * bits. */
 #define LARGEST_BLOCK (1ULL << 40)
 
 struct shared {
@@ -22,14 +23,14 @@ struct shared {
     int fd;
     uint64_t path_hash, size, block_bytes, blocks;
     int64_t mtime_ns;
-    /* number of users of the file: the table, and each connection that sends the file; guarded by
-     * the lock */
+    /* reference count: 1 for the table, and 1 for each connection that sends the file; guarded by
+     * the table's lock */
     unsigned users;
     int is_withdrawn; /* atomic */
     int knows_sums, knows_digests;
-    uint64_t *sums; /* by block; valid only for blocks that have arrived */
+    uint64_t *sums; /* for each block; valid only for blocks that have arrived */
     struct monarch_digest *digests;
-    unsigned char *there; /* atomic, by block */
+    unsigned char *there; /* atomic; for each block: whether it has arrived */
 };
 
 struct monarch_peer_table {
@@ -89,15 +90,15 @@ static uint64_t available(void *arg, void *file, uint64_t at) {
     struct shared *f = file;
     (void)arg;
     uint64_t b = at / f->block_bytes;
-    /* If the file was removed from the table after the peer's request, a block that has arrived is
-     * still sent, because the descriptor is still open. */
+    /* A block that has arrived is sent even if the file has been removed from the table since the
+     * peer's request. The descriptor is open until all connections have finished. */
     if (__atomic_load_n(&f->there[b], __ATOMIC_ACQUIRE))
         return (b + 1) * f->block_bytes;
     return __atomic_load_n(&f->is_withdrawn, __ATOMIC_ACQUIRE) ? MONARCH_PEER_NEVER : at;
 }
 
-/* The server calls this to learn whether the source of a file is returning data. The table has no
- * information about the source, so the answer is always 0. */
+/* The server calls this to learn whether a source is returning data at the moment. The table has no
+ * information about sources, so the answer is always 0. */
 static int is_coming(void *arg) {
     (void)arg;
     return 0;

@@ -13,11 +13,11 @@ from monarch_py.ipc import word
 from monarch_py.ipc.session import Segment, SessionDir
 from monarch_py.native import Kind, State, ffi, lib
 
-# The number of entries for which the first segment of a catalog has room. For a dataset of few
-# large files, the catalog never has to grow.
+# The number of entries for which the first segment of a catalog has room. It is sufficient for a
+# dataset of few large files.
 FIRST_CAPACITY = 4096
 # The factor by which a full catalog grows. With a larger factor, the entries are copied less often,
-# but more memory stays unused until `fit` releases it at the end of the scan.
+# but more memory is unused until `fit` releases it at the end of the scan.
 GROWTH = 1.5
 POOL_BYTES_PER_FILE = 64
 # Alignment of paths in the pool [bytes].
@@ -59,19 +59,19 @@ class CatalogReader:
         return self.entries["word"]
 
     def states(self, ids: Ids) -> Uints:
-        """The states of these entries, (n,)."""
+        """Returns the states of these entries, (n,)."""
         return word.state(self.words[ids])
 
     def path(self, entry: int) -> str:
-        """The entry's path, relative to its source, decoded by os.fsdecode."""
+        """Returns the entry's path, relative to its source, decoded by os.fsdecode."""
         row = self._table[entry]
         at = int(self.c.pool_at + row["path"])
         return os.fsdecode(self.segment.memory[at : at + int(row["path_len"])])
 
     def by_directory(self, ids: Ids) -> dict[tuple[int, str], list[bytes]]:
-        """Returns the names of these entries, grouped by directory. A directory is a pair: the
-        number of its source, and its path relative to the source, decoded by os.fsdecode ("" for
-        the root)."""
+        """Groups the names of these entries by directory. Returns a dictionary from directories to
+        lists of names. A directory is a pair: the number of its source, and its path relative to
+        the source, decoded by os.fsdecode ("" for the root)."""
         rows, memory = self._table[ids], self.segment.memory
         begins = (rows["path"] + np.uint64(self.c.pool_at)).tolist()
         names: defaultdict[tuple[int, bytes], list[bytes]] = defaultdict(list)
@@ -100,9 +100,9 @@ class CatalogReader:
         return int(lib.monarch_find_inode(self.c, source, inode))
 
     def counts(self) -> list[dict[tuple[int, int], tuple[int, int]]]:
-        """Returns a list of MONARCH_MAX_SOURCES mappings. Mapping n describes source n, and is
-        empty if there is no source n. It maps each pair (state, reason) to a pair (files, bytes):
-        how many files of the source have this state and reason, and the total size of these
+        """Returns a list of MONARCH_MAX_SOURCES dictionaries. Dictionary n is for source n, and is
+        empty if source n does not exist. A dictionary maps (state, reason) to (files, bytes): how
+        many files of the source have this state and this reason, and the total size of these
         files."""
         files, sizes = (np.zeros((lib.MONARCH_MAX_SOURCES, 256), dtype=np.uint64) for _ in range(2))
         lib.monarch_catalog_count(self.c, pointer(files), pointer(sizes))
@@ -115,17 +115,17 @@ class CatalogReader:
 class Catalog(CatalogReader):
     """The catalog as the daemon uses it: the daemon adds entries and changes their words. The word
     of an entry contains the entry's state, and the tier and number of the entry's copy. If the
-    catalog is full, its content is copied into a larger segment, which is published as the next
-    generation.
+    catalog is full, its content is copied into a larger segment. The larger segment is then
+    published as the next generation of the catalog.
 
-    generation : a `uint64_t *`, from which clients read the number of the newest generation. The
-        number is written only after clients can open the segment of that generation
+    generation : a `uint64_t *` in shared memory, where clients read the number of the newest
+        generation. The number is written only after clients can open that generation's segment
     writer : the C writer through which all threads of this process write (csrc/native.h)
     """
 
     def __init__(self, session: SessionDir, generation: Any) -> None:
-        """Publishes the first, empty generation. Raises MemoryError if there is no memory for the
-        writer."""
+        """Publishes the first generation, which is empty. Raises MemoryError if there is no memory
+        for the writer."""
         self.session, self._generation = session, generation
         self.writer: Any = ffi.gc(lib.monarch_writer_new(), lib.monarch_writer_free)
         if self.writer == ffi.NULL:
@@ -145,8 +145,8 @@ class Catalog(CatalogReader):
             self.session.catalog(generation - 1).unlink(missing_ok=True)
 
     def reader(self) -> CatalogReader:
-        """Returns a reader of the current generation. A thread can continue to use this reader
-        after the next generation is published; the reader then still reads the old generation."""
+        """Returns a reader of the current generation. A thread can use this reader even after the
+        next generation is published; the reader then continues to read the old generation."""
         return CatalogReader(self.segment)
 
     def _resize(self, capacity: int, pool_bytes: int) -> None:
@@ -157,10 +157,10 @@ class Catalog(CatalogReader):
         self._open_generation(int(self.c.generation) + 1, capacity, pool_bytes)
 
     def add(self, entries: Array, pool: Any) -> tuple[Ids, int]:
-        """Adds entries (n,) of dtype ENTRY whose paths lie in `pool` (a C pointer).
+        """Adds entries: an array (n,) of dtype ENTRY. Their paths are in `pool`, a C pointer.
 
         Returns the entries' numbers (n,), and how many entries were new. Raises OSError if shared
-        memory is full; the source then serves the files that did not fit.
+        memory is full. Programs then read the files without an entry from the source.
         """
         ids = np.zeros(len(entries), dtype=np.uint64)
         added = ffi.new("uint64_t *")
@@ -180,7 +180,7 @@ class Catalog(CatalogReader):
             )
 
     def fit(self) -> None:
-        """Shrinks the catalog to the size of its content plus a small reserve. Then asks the kernel
+        """Shrinks the catalog to the size of its content and a small reserve. Then asks the kernel
         to use huge pages for the catalog."""
         capacity = len(self) + len(self) // 64 + 256
         pool_bytes = int(self.c.pool_used) * 65 // 64 + 16384
@@ -197,17 +197,17 @@ class Catalog(CatalogReader):
             self.set_words(ids, word.make(state, reason))
 
     def want(self, ids: Ids) -> None:
-        """Makes entries WANTED. If an old copy of a file is still being removed, the entry's word
-        keeps the tier and number of that copy. Open descriptors of the old copy are recognised by
-        these numbers until the copy is removed."""
+        """Makes entries WANTED. If an old copy of a file is being removed, the entry's word keeps
+        the tier and number of the old copy. Open descriptors of the old copy are recognized by this
+        tier and number until the copy is removed."""
         number_and_tier = self.words[ids] & ~np.uint64(0xFF)
         self.set_words(ids, number_and_tier | word.make(State.WANTED))
 
     def publish(self, ids: Ids, words: Uints, inodes: Ids, sums: Uints, made: Bools) -> None:
         """Publishes copies. From now on, clients open these copies instead of the source's files.
 
-        ids, words, inodes, sums, made : (n,) for each copy, the file's entry, the entry's new word,
-            the copy's inode and checksum, and whether this daemon made the copy
+        ids, words, inodes, sums, made : (n,) for each copy: the file's entry, the entry's new word,
+            the copy's inode, the copy's checksum, and whether this daemon made the copy
         """
         copies = [pointer(a, np.uint64) for a in (ids, words, inodes, sums)]
         copies.append(pointer(made, np.uint8))
@@ -218,10 +218,11 @@ class Catalog(CatalogReader):
                 lib.monarch_publish(self.writer, len(ids), *copies)
 
     def update(self, entry: int, fresh: Array) -> None:
-        """Sets new attributes, (1,) of dtype ENTRY, for a file that has no copy. Raises OSError if
-        shared memory is full."""
+        """Replaces the attributes of a file that has no copy by `fresh`, an array (1,) of dtype
+        ENTRY. Raises OSError if shared memory is full."""
         if lib.monarch_catalog_update(self.writer, entry, pointer(fresh)) != 0:
-            # The index of inodes is full, because it still contains the old inodes of replaced
-            # files. `_resize` builds a new index, which contains only the current inodes.
+            # The index by inode is full, because it contains not only the current inodes, but also
+            # the old inodes of replaced files. `_resize` builds a new index, with the current
+            # inodes only.
             self._resize(int(self.c.capacity), int(self.c.pool_bytes))
             lib.monarch_catalog_update(self.writer, entry, pointer(fresh))

@@ -11,22 +11,22 @@ from monarch_py.errors import NoDaemonError, SessionError, SilentError
 from monarch_py.ipc.session import Segment, SessionDir, holder_of, shm_root
 from monarch_py.native import SessionState
 
-# The message for a configuration that has changed since its daemon read it.
+# The message if a configuration was changed after its daemon had read it.
 HAS_CHANGED = (
     "{} has changed since its daemon was started; run `monarch stop` and `monarch start` to apply"
     " the change"
 )
 
-# The time limit for an answer [s]. A daemon answers from memory, so after a longer silence it is
-# probably suspended (SIGSTOP). A suspended daemon must not block a command.
+# The time limit for an answer [s]. A daemon answers from memory. A daemon that takes longer than
+# this is probably suspended (SIGSTOP), and must not block a command.
 ANSWER_LIMIT_S = 15.0
 # If the daemon's accept queue is full, a command tries to connect again after this pause [s].
 FULL_PAUSE_S = 0.01
 
 
 def troubles(report: dict[str, Any]) -> list[str]:
-    """Returns a sentence for each problem that a status report shows: a tier is not used, has lost
-    copies or cannot record them; threads have failed; or the catalog cannot grow."""
+    """Returns a sentence for each problem in a status report. The possible problems: a tier is not
+    used, has lost copies or cannot record copies; threads have failed; the catalog cannot grow."""
     said = [tier.get(key) for tier in report["tiers"] for key in ("why", "lost", "unrecorded")]
     if failed := ", ".join(report["thread_failures"]):
         said.append(
@@ -112,14 +112,14 @@ class DaemonConnection:
             os.close(directory)
 
     def wait_until_dropped(self) -> None:
-        """Waits until the files of all dropped copies are removed."""
+        """Waits until the daemon has removed the files of all dropped copies."""
         while self.ask("status")["dropping"]:
             time.sleep(0.02)
 
     def serves(self, pid: int | None = None) -> bool:
-        """Whether the control segment says that a daemon serves the session. If `pid` is given, the
-        daemon must be that process. A daemon that is killed leaves the segment unchanged, so the
-        answer may be wrong; `runs` asks the daemon itself.
+        """Returns whether, according to the control segment, a daemon serves the session. If `pid`
+        is given, the daemon must be the process with this PID. A daemon that is killed leaves the
+        segment unchanged, so the result may be wrong; `runs` asks the daemon itself.
         """
         try:
             control = Segment.open(self.session.control, writable=False)
@@ -129,7 +129,7 @@ class DaemonConnection:
         return int(found.state) == SessionState.SERVING and pid in (None, int(found.pid))
 
     def runs(self) -> bool:
-        """Whether a daemon answers."""
+        """Returns whether a daemon answers."""
         try:
             self.ask("where")
         except SessionError:

@@ -2,7 +2,8 @@
 
 The batch system gives each job a number, and passes the number to the job's processes in an
 environment variable. `monarch start` records its job in the session's directory. A job that has not
-run `monarch start` is found through its processes: some of them have the session's segments mapped.
+run `monarch start` is found through those of its processes that have the session's segments
+mapped.
 """
 
 import os
@@ -15,10 +16,10 @@ from pathlib import Path
 from monarch_py.ipc.session import SessionDir
 from monarch_py.util.processes import mapping, own_processes
 
-# One line for each batch system. The first environment variable of the line contains the number of
-# a job. In some batch systems, all elements of a job array have the same job number; then the
-# second variable contains the number of the element. Users of other batch systems can set
-# MONARCH_JOB.
+# One line for each batch system. The first environment variable in the line contains the number of
+# the job. In some batch systems, all elements of a job array have the same job number. For these
+# systems, the second variable contains the number of the element. Users of other batch systems can
+# set MONARCH_JOB.
 VARIABLES = {
     "MONARCH_JOB": "",
     "SLURM_JOB_ID": "",
@@ -30,8 +31,8 @@ VARIABLES = {
 # This text is part of the command line of each daemon that `spawn` (daemon/starting.py) has
 # started.
 DAEMON = b"monarch_py.daemon.lifecycle"
-# A job counts as running for this long [s] after its `monarch start`, even if it has no process
-# yet: a prolog may start the daemon before the job begins.
+# A job that has run `monarch start` is assumed to run for at least this long [s], even if it has no
+# process yet: a prolog may start the daemon before the job begins.
 NEW_S = 60.0
 # The inode number of the kernel's first PID namespace (PROC_PID_INIT_INO). Processes in this
 # namespace see all processes.
@@ -39,8 +40,8 @@ FIRST_NAMESPACE = 0xEFFFFFFC
 
 
 def _job_of(environment: Mapping[str, str]) -> str:
-    """Returns the job of a process with this environment, in a form that can be part of a file
-    name; "" if the process belongs to no job."""
+    """Returns the job to which a process with this environment belongs, in a form that can be part
+    of a file name; "" if the process belongs to no job."""
     named = next((name for name in VARIABLES if environment.get(name)), None)
     if named is None:
         return ""
@@ -49,7 +50,7 @@ def _job_of(environment: Mapping[str, str]) -> str:
 
 
 def own_job() -> str:
-    """The job of this process; "" outside a batch system."""
+    """Returns the job of this process; "" outside a batch system."""
     return _job_of(os.environ)
 
 
@@ -62,8 +63,8 @@ def pid_namespace() -> int:
 
 
 def can_see(namespace: int) -> bool:
-    """Whether this process sees the processes of a PID namespace. A process in a container does not
-    see processes outside the container."""
+    """Returns whether this process sees the processes of a PID namespace. A process in a container
+    does not see processes outside the container."""
     return pid_namespace() in (namespace, FIRST_NAMESPACE)
 
 
@@ -113,9 +114,9 @@ class Jobs:
         return sorted({*attached, *self.noted()} - {own_job()})
 
     def noted(self) -> set[str]:
-        """Returns the recorded jobs that may still run: jobs that are new, jobs that have
-        processes, and jobs whose processes this process cannot see. Removes the records of all
-        other jobs."""
+        """Returns the recorded jobs that may be running: jobs that are new, jobs that have
+        processes, and jobs that run where this process cannot see their processes. Removes the
+        records of all other jobs."""
         notes, found = list(self._notes.glob("*")), set()
         running = jobs_of(own_processes()) if notes else set()
         for note in notes:

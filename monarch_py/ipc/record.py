@@ -1,8 +1,8 @@
 """The record from which the preload library learns whether to start a daemon, and how.
 
 The library cannot read YAML. So each daemon, and each process that starts a daemon for the library
-(commands/autostart.py), writes a record into the session's file `autostart`. The record says
-whether the configuration requests a daemon, and what the sources are. It also names the files and
+(commands/autostart.py), writes a record into the session's file `autostart`. The record states
+whether the configuration requests a daemon, and lists the sources. It also names the files and
 environment variables on which this information depends. Jobs with different values of these
 variables have separate records in the file, so that no job replaces the record of another job.
 csrc/preload/autostart/record.c defines the format.
@@ -18,15 +18,15 @@ from monarch_py.errors import SessionError
 from monarch_py.ipc.session import SessionDir, open_private
 
 FIRST_LINE, END = "monarch autostart 1", "\nend\n"
-# ALWAYS: the environment variables on which every configuration depends. HOME: a configuration that
-# contains this character may also depend on the environment variable HOME.
+# ALWAYS: the environment variables on which every configuration depends. HOME: the character `~`; a
+# configuration that contains it may also depend on the environment variable HOME.
 ALWAYS = ("MONARCH_SITE_CONFIG", "MONARCH_SOURCE")
 HOME = b"~"
 # The file keeps the latest MOST_RECORDS records. The library reads the file only if it is smaller
 # than MOST_BYTES.
 MOST_RECORDS, MOST_BYTES = 16, 32768
-# A record consists of lines. The lines that begin with one of these words form the record's
-# setting. A new record replaces an old record with the same setting.
+# A record consists of lines. The lines that begin with one of these words are the record's setting.
+# If an old record has the same setting as a new record, the new record replaces it.
 SETTING = ("config ", "mounts ", "value ")
 VARIABLE = re.compile(rb"\$\{?(\w+)", re.ASCII)
 
@@ -36,7 +36,7 @@ def write_record(config_file: Path, config: Config, *, is_alone: bool) -> None:
     OSError if the record cannot be written.
 
     is_alone : whether to remove all other records. A starting daemon removes them, because they may
-        name sources that it does not serve
+        name sources that this daemon does not serve
     """
     session = SessionDir.of(config.file)
     session.make()
@@ -69,7 +69,7 @@ def _setting(record: str) -> list[str]:
 
 def _written(records: list[str]) -> bytes:
     """Returns the text of the file, with at most MOST_RECORDS records. The first record is always
-    included. A further record is included only if the text remains shorter than MOST_BYTES."""
+    included. Each further record is included only if the text then is shorter than MOST_BYTES."""
     data = os.fsencode(f"{FIRST_LINE}\n{records[0]}{END}")
     for record in records[1:MOST_RECORDS]:
         more = os.fsencode(record + END)

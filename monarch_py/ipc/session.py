@@ -24,7 +24,8 @@ from monarch_py.native import ffi, lib
 from monarch_py.util.ownership import why_not_private
 from monarch_py.util.units import MIB, format_size
 
-# At most this many bytes of a lock file are read. The file names a process and a configuration.
+# At most this many bytes of a lock file are read. The file contains the PID of the process that
+# holds the lock, and the path of its configuration.
 SAID_BYTES = 8192
 
 # The longest path [bytes] that the directory of shared memory may have. The staging area is below
@@ -33,8 +34,8 @@ MAX_SHM_PATH_BYTES = 180
 # The size [bytes] of the first catalog of a session. The catalog occupies this room even while it
 # is empty.
 FIRST_CATALOG_BYTES = MIB
-# A file's device and inode number. While the file is open or mapped, no other file can have these
-# two numbers.
+# A file's device number and inode number. While the file is open or mapped, no other file can have
+# the same two numbers.
 FileId = tuple[int, int]
 
 
@@ -51,8 +52,8 @@ def id_of(path: Path | int) -> FileId | None:
 
 
 def shm_root() -> Path:
-    """Returns the directory for shared memory: $MONARCH_SHM if it is set, as in some containers and
-    in tests; otherwise /dev/shm.
+    """Returns the directory for shared memory: $MONARCH_SHM if this variable is set, as in some
+    containers and in tests; otherwise /dev/shm.
 
     Raises SessionError if the directory's path is longer than the preload library accepts.
     """
@@ -60,13 +61,13 @@ def shm_root() -> Path:
     n_bytes = len(os.fsencode(path))
     if n_bytes > MAX_SHM_PATH_BYTES:
         raise SessionError(
-            f"the path in MONARCH_SHM has {n_bytes} bytes; name one of at most {MAX_SHM_PATH_BYTES}"
+            f"the path in MONARCH_SHM has {n_bytes} bytes; at most {MAX_SHM_PATH_BYTES} may be used"
         )
     return path
 
 
 def least_shm_bytes() -> int:
-    """Returns how much shared memory [bytes] a daemon needs before it knows any file. The size is
+    """Returns how much shared memory [bytes] a daemon needs when its catalog is empty. The size is
     rounded up to a multiple of 1 MiB."""
     shared = ("struct monarch_clients", "struct monarch_fills", "struct monarch_control")
     needed = sum(int(ffi.sizeof(struct)) for struct in shared) + FIRST_CATALOG_BYTES
@@ -88,7 +89,7 @@ def full_shm() -> str:
 
 
 def user_directory() -> Path:
-    """The directory of this user's sessions. Raises SessionError as `shm_root` does."""
+    """Returns the directory of this user's sessions. Raises SessionError as `shm_root` does."""
     return shm_root() / f"monarch-{os.geteuid()}"
 
 
@@ -121,7 +122,8 @@ def private_directory(path: Path, instead: str = "set MONARCH_SHM to a directory
 class HeldError(SessionError):
     """Another process holds a lock file.
 
-    config : the configuration of the daemon that holds the lock; "" if the lock file names none
+    config : the configuration of the daemon that holds the lock; "" if the lock file does not name
+        a configuration
     """
 
     def __init__(self, said: str) -> None:
@@ -131,8 +133,8 @@ class HeldError(SessionError):
 
 
 def open_private(path: Path, flags: int) -> int:
-    """Opens a file, and creates it if it does not exist, with mode 0600 whatever the umask is.
-    Returns the descriptor. Raises OSError if the file cannot be opened."""
+    """Opens a file. Creates the file if it does not exist. The file gets mode 0600, whatever the
+    umask is. Returns the descriptor. Raises OSError if the file cannot be opened."""
     fd = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     found = os.fstat(fd)
     if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != 0o600:
@@ -145,8 +147,8 @@ def hold(path: Path, config: Path | None = None) -> int:
     the lock, raises HeldError, whose text names that process. Raises OSError if the file cannot be
     created.
 
-    config : the configuration that this process serves. The configuration's path is written into
-        the lock file, for processes that find the file locked
+    config : the configuration that this process serves. Its path is written into the lock file,
+        where other processes that find the file locked can read it
     """
     while True:
         fd = open_private(path, os.O_RDWR)
@@ -157,11 +159,12 @@ def hold(path: Path, config: Path | None = None) -> int:
             os.close(fd)
             raise HeldError(said) from error
         # The previous holder may have removed the lock file when it ended. A lock on a removed file
-        # excludes no other process. In this case, try again with the file that now has this name.
+        # excludes no other process. If the file was removed, try again with the file that now has
+        # this name.
         if os.fstat(fd).st_nlink:
             break
         os.close(fd)
-    # On a full disk this text cannot be written, but the lock works without the text.
+    # If the disk is full, this text cannot be written, but the lock works without it.
     with suppress(OSError):
         os.ftruncate(fd, 0)
         os.pwrite(fd, os.fsencode(f"process {os.getpid()}\n{config or ''}".strip() + "\n"), 0)
@@ -169,8 +172,8 @@ def hold(path: Path, config: Path | None = None) -> int:
 
 
 def last_config(path: Path) -> str:
-    """Returns the configuration of the daemon that last held a lock file. Returns "" if the file
-    names no configuration, or cannot be read."""
+    """Returns the configuration of the daemon that has most recently held a lock file. Returns ""
+    if the file names no configuration, or cannot be read."""
     with suppress(OSError):
         return HeldError(os.fsdecode(path.read_bytes()[:SAID_BYTES])).config
     return ""
@@ -179,7 +182,7 @@ def last_config(path: Path) -> str:
 def holder_of(path: Path) -> HeldError | None:
     """Returns the holder of a lock file; None if no process holds the lock, or if this process
     cannot see the holder. The holder is found in /proc/locks. This function does not try to take
-    the lock, because a daemon that starts at that moment would then find the lock held."""
+    the lock: if it did, a daemon that starts at that moment would find the lock held."""
     try:
         inode, said = path.stat().st_ino, os.fsdecode(path.read_bytes()[:SAID_BYTES])
         locks = Path("/proc/locks").read_text()
@@ -192,8 +195,8 @@ def holder_of(path: Path) -> HeldError | None:
 
 
 def served_configurations() -> list[Path]:
-    """Returns the configurations that daemons of this user serve on this node. Leaves out daemons
-    that this process cannot see."""
+    """Returns the configurations that daemons of this user serve on this node. Daemons that this
+    process cannot see are omitted."""
     sessions = user_directory()
     try:
         if why_not_private(sessions):
@@ -218,9 +221,9 @@ class Segment:
     def create(cls, path: Path, size: int) -> "Segment":
         """Creates a segment of zeros under a temporary name; `publish` renames it to `path`.
 
-        Every page is allocated now. Otherwise a process that accesses an unallocated page of the
-        mapping would receive SIGBUS once the tmpfs is full. Raises OSError (ENOSPC) if there is no
-        room.
+        Every page is allocated now. If some pages were not allocated, a process that accesses such
+        a page of the mapping while the tmpfs is full would receive SIGBUS. Raises OSError (ENOSPC)
+        if there is no room.
         """
         hidden = path.with_name(f".{path.name}.{os.getpid()}")
         hidden.unlink(missing_ok=True)
@@ -240,8 +243,8 @@ class Segment:
 
     @classmethod
     def open(cls, path: Path, *, writable: bool) -> "Segment":
-        """Maps an existing segment. Raises OSError if it does not exist, is empty, or is not a
-        regular file of this user."""
+        """Maps an existing segment. Raises OSError if the segment's file does not exist, is empty,
+        or is not a regular file of this user."""
         fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW)
         try:
             found = os.fstat(fd)
@@ -255,11 +258,11 @@ class Segment:
             os.close(fd)
 
     def is_linked(self) -> bool:
-        """Whether the segment's name still refers to this segment."""
+        """Returns whether the segment's path still leads to this segment's file."""
         return self._file == id_of(self.path)
 
     def unlink(self) -> None:
-        """Removes the segment's name, unless another file has that name now."""
+        """Removes the segment's file, unless the path now leads to another file."""
         if self.is_linked():
             self.path.unlink(missing_ok=True)
 
@@ -278,9 +281,9 @@ def _own_path(config_file: Path) -> Path:
 
 
 def _remove_session(path: Path, config_file: Path) -> None:
-    """Removes the session directory of a configuration that no longer has tiers of its own. Raises
-    SessionError if a daemon serves the session, or if a daemon was killed and has left copies in
-    the session's tiers.
+    """Removes the session directory of a configuration that had tiers of its own, but has none now.
+    Raises SessionError if a daemon serves the session, or if a daemon was killed and has left
+    copies in the session's tiers.
     """
     # Imported here, because shares.py imports session.py.
     from monarch_py.ipc.shares import turn
@@ -302,11 +305,11 @@ def _remove_session(path: Path, config_file: Path) -> None:
 
 def link_session(config_file: Path, served: Path) -> None:
     """Makes `config_file` use the session of `served`, the configuration whose tiers `config_file`
-    uses. To do so, replaces the session directory of `config_file` by a link to the session
-    directory of `served`. The preload library follows the link, as the commands do. If
-    `config_file` and `served` are the same file, only removes a link that an earlier call has made.
-    Raises SessionError if the link cannot be made. Also raises SessionError if `config_file` had
-    tiers of its own before, and the daemon of those tiers still serves or was killed."""
+    uses. For this, replaces the session directory of `config_file` by a link to the session
+    directory of `served`. The preload library and the commands follow the link. If `config_file`
+    and `served` are the same file, only removes a link that an earlier call has made. Raises
+    SessionError if the link cannot be made. If `config_file` had tiers of its own before, also
+    raises SessionError if the daemon of those tiers is running, or was killed."""
     own, other = _own_path(config_file), _own_path(served)
     is_link = own.is_symlink()
     try:
@@ -336,7 +339,7 @@ class SessionDir:
         # file consists of records of struct monarch_change. The first record is unused.
         self.changes = path / "changes"
         self.lock = path / "lock"
-        # This file exists after a daemon has ended properly, until the next daemon starts. While
+        # This file exists from the proper end of a daemon until the start of the next daemon. While
         # the file exists, processes with the library do not warn that no daemon serves the session.
         self.stopped = path / "stopped"
         # `starts` contains the times at which the preload library has started a daemon. The process
@@ -345,8 +348,8 @@ class SessionDir:
         self.starts = path / "starts"
         self.autostart = path / "autostart"
         self.socket = path / "socket"
-        # Through these sockets, programs hand over descriptors of files that they have read
-        # (struct monarch_handover).
+        # Programs send descriptors of files that they have read to these sockets (struct
+        # monarch_handover).
         self.handovers = [path / f"handovers.{n}" for n in range(lib.MONARCH_HANDOVER_SOCKETS)]
         self.log = path / "log"
         self.log_before = path / "log.1"
@@ -367,16 +370,17 @@ class SessionDir:
 
     def forget_starts(self) -> None:
         """Forgets the times at which the library has started daemons. Call this when a daemon ends
-        properly. The library starts at most a few daemons in ten minutes, in case something kills
-        every daemon soon after its start. After this call, earlier starts no longer count."""
+        properly. The library limits the number of its starts in ten minutes, because something may
+        kill every daemon soon after its start. This call resets that limit."""
         with suppress(OSError):
             os.truncate(self.starts, 0)
 
     def bind(self, listener: SocketType, path: Path) -> None:
         """Binds a socket to `path`, which is one of this session's paths. Replaces the socket of a
         dead daemon at that path. Raises OSError if the socket cannot be bound."""
-        # A socket's address may have at most 107 bytes, but `path` may be longer. So the directory
-        # is opened, and named by its descriptor (/proc/self/fd), which is always short enough.
+        # A socket's address can have at most 107 bytes, but `path` may be longer. So the directory
+        # is opened, and the address names the directory by its descriptor (/proc/self/fd/...),
+        # which is always short enough.
         directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             path.unlink(missing_ok=True)

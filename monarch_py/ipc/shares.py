@@ -11,17 +11,17 @@ from monarch_py.errors import SessionError
 from monarch_py.ipc.session import SessionDir, open_private
 from monarch_py.util.processes import Identity
 
-# At most this many bytes of the file `users` are read. The file has at most two lines for each run
-# that has used the daemon: one for the run, and one for its command.
+# At most this many bytes of the file `users` are read. The file has at most two lines for each run:
+# one for the run itself, and one for the run's command.
 MOST_BYTES = 1 << 20
-# TURN_LIMIT_S: how long [s] a process waits for the lock `turn` before it gives up. A process that
-# starts or ends a daemon holds the lock for seconds, or longer if many copies must be removed.
-# POLL_S: the time [s] between two attempts to take the lock.
+# TURN_LIMIT_S: how long [s] a process waits for the lock on the file `turn` before it gives up. A
+# process that starts or ends a daemon holds this lock for seconds, or longer if many copies must be
+# removed. POLL_S: the time [s] between two attempts to take the lock.
 TURN_LIMIT_S, POLL_S = 60.0, 0.02
 
 
 class Shares:
-    """Two files of a session, and the locks on them.
+    """Two files of a session (`users` and `turn`), and the locks on these files.
 
     `users` : each run holds a shared lock on this file. The first line of the file names the daemon
     that the last run must end. This line is empty if the runs leave the daemon running. The other
@@ -41,7 +41,7 @@ class Shares:
         return open_private(self._session.path / name, os.O_RDWR)
 
     def close(self) -> None:
-        """Releases the locks."""
+        """Closes both files, and so releases the locks on them."""
         try:
             os.close(self._users)
         finally:
@@ -51,8 +51,8 @@ class Shares:
 
     def take_turn(self, limit_s: float = TURN_LIMIT_S) -> None:
         """Locks `turn`. Raises SessionError if another process holds the lock for longer than
-        `limit_s`. That process may be a daemon that waits for a file system while it ends, or a
-        command that was suspended."""
+        `limit_s`. The other process may be a daemon that waits for a file system while it ends, or
+        a command that was suspended."""
         until = time.monotonic() + limit_s
         while not _try(self._turn):
             if time.monotonic() >= until:
@@ -80,9 +80,9 @@ class Shares:
         fcntl.flock(self._users, fcntl.LOCK_UN)
 
     def is_unused(self) -> bool:
-        """Returns whether no other run has joined. If the result is True, `users` is locked
-        exclusively, so that no run can join until `leave`. The caller must hold `turn` from this
-        call until `leave`."""
+        """Returns whether no other run uses the daemon (`join`). If the result is True, `users` is
+        locked exclusively, so that no run can join until the caller calls `leave`. The caller must
+        hold the lock on `turn` from this call until `leave`."""
         return _try(self._users)
 
     # --- notes ------------------------------------------------------------------------------------
@@ -95,15 +95,15 @@ class Shares:
         """
         lines = [str(each) for each in ("" if daemon is None else daemon, *self.commands())]
         text = "\n".join(lines).encode()
-        # The file is truncated only after the write. If it were truncated first, the disk might
-        # have no room left for the text.
+        # The file is truncated only after the write. If the file were truncated first, and the disk
+        # were full, there might be no room left for the text.
         os.pwrite(self._users, text, 0)
         os.ftruncate(self._users, len(text))
 
     def note_command(self, command: Identity) -> None:
-        """Records this run, or the command that this run has started. On a full disk the record is
-        lost. The daemon then still finds those processes of the run that have a segment of the
-        session mapped."""
+        """Records this run, or the command that this run has started. If the disk is full, the
+        record is lost. Without the record, the daemon finds only those processes of the run that
+        have a segment of the session mapped."""
         with suppress(OSError):
             os.pwrite(self._users, f"\n{command}".encode(), os.fstat(self._users).st_size)
 
@@ -111,8 +111,8 @@ class Shares:
         return next(iter(self._noted()), None)
 
     def has_command(self) -> bool:
-        """Whether a recorded run or command still runs. This process does not count. A command may
-        have outlived its run."""
+        """Returns whether any recorded run or command, except this process, is running. A command
+        may have outlived its run."""
         return any(each.pid != os.getpid() for each in self.commands())
 
     def commands(self) -> list[Identity]:
@@ -126,8 +126,8 @@ class Shares:
 
 @contextmanager
 def turn(session: SessionDir) -> Iterator[Shares]:
-    """Locks `turn` during the `with` block, so that no `monarch run` or `monarch start` interferes.
-    Raises SessionError as `take_turn` does."""
+    """Locks the file `turn` during the `with` block, so that no `monarch run` or `monarch start`
+    interferes. Raises SessionError as `take_turn` does."""
     shares = Shares(session)
     try:
         shares.take_turn()

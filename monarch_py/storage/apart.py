@@ -1,14 +1,14 @@
 """Creates a directory for short-lived files, in a block group where ext4 creates files quickly.
 
 ext4 puts the inode of a new file into the block group of the file's directory. For up to six
-minutes, it does not reuse the inode of a removed file. Whenever it creates a file, it steps over
-all such inodes of the group. If the copies of the last session were in the same group and were
-removed a moment ago, the creation of a copy takes up to a millisecond of CPU time. In another group
-the creation takes 0.03 ms.
+minutes, ext4 does not reuse the inode of a removed file. Whenever ext4 creates a file, it skips all
+such inodes of the group. If the last session has just removed its copies from the same group,
+creating a copy takes up to a millisecond of CPU time. In another group, creating a copy takes 0.03
+ms.
 
-If a directory has the flag FS_TOPDIR_FL, ext4 spreads the directory's subdirectories over the disk,
-by their names. It spreads them over flexible groups, which have about 2 GiB each by default. A
-smaller disk has only one such group, so nothing is gained there.
+If a directory has the flag FS_TOPDIR_FL, ext4 spreads the directory's subdirectories over the disk.
+A hash of the subdirectory's name selects a flexible block group, which has about 2 GiB by default.
+A smaller disk has only one such group, so nothing is gained there.
 """
 
 import fcntl
@@ -24,17 +24,18 @@ FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FS_TOPDIR_FL = 0x80086601, 0x40086602, 0x00020
 
 
 def make_apart(directory: Path) -> None:
-    """Creates a private directory in a block group of its own, unless the path exists. Only one
-    process at a time may call this for a path. Raises OSError if the directory cannot be
-    created."""
+    """Creates a private directory, in a block group that ext4 selects at random. Does nothing if
+    the path exists. Only one process at a time may call this function for the same path. Raises
+    OSError if the directory cannot be created."""
     for left in directory.parent.glob(f"{directory.name}.*"):
-        # A process that is killed before the rename below leaves a directory with a random name.
+        # If a process was killed before the rename below, it has left a directory with a random
+        # name.
         with suppress(OSError):
             left.rmdir()
     if os.path.lexists(directory):
         return
     spread_subdirectories(directory.parent)
-    # ext4 chooses a directory's block group by the directory's name. With a fixed name, it would
+    # ext4 chooses a directory's block group by the directory's name. With a fixed name, ext4 would
     # choose the same group again. So the directory is created under a random name.
     created = directory.with_name(f"{directory.name}.{secrets.token_hex(8)}")
     created.mkdir()
@@ -47,8 +48,8 @@ def make_apart(directory: Path) -> None:
 
 
 def spread_subdirectories(directory: Path) -> None:
-    """Sets FS_TOPDIR_FL on a directory. From then on, ext4 puts each new subdirectory of the
-    directory into another block group. Does nothing on file systems without this flag."""
+    """Sets FS_TOPDIR_FL on a directory. From then on, ext4 chooses the block group of each new
+    subdirectory by the subdirectory's name. Does nothing on file systems without this flag."""
     with suppress(OSError):
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -1,7 +1,7 @@
 """Makes the copies of a persistent tier durable: syncs the tier, then commits rows to the manifest.
 
-One thread per tier owns the manifest and commits rows in batches. The daemon's loop only hands rows
-to that thread.
+One thread per tier owns the manifest, a database with one row per copy, and commits rows in
+batches. The daemon's loop only passes rows to this thread.
 """
 
 import logging
@@ -22,8 +22,8 @@ from monarch_py.util.units import counted
 
 log = logging.getLogger("monarch.keeper")
 
-# The thread commits a row after at most this time [s]. Until then the row waits for further rows,
-# so that one sync serves many copies.
+# The time [s] for which a row waits for more rows, before all of them are committed together. One
+# sync then serves many copies.
 BATCH_S = 1.0
 # A damaged manifest is kept under its old name with this suffix.
 SET_ASIDE = ".damaged"
@@ -38,7 +38,7 @@ class Keeper:
     rows : (copies,) of manifest.ROW; empty after `take_rows`
     must_check : whether copies must be checked before they are served (the result of
         `Manifest.begin_use`)
-    broken : whether a commit has failed, so that the manifest lacks rows of some copies
+    broken : whether a commit has failed, so that the manifest lacks the rows of some copies
     """
 
     def __init__(self, tier: Tier, block_size_bytes: int) -> None:
@@ -51,9 +51,9 @@ class Keeper:
         self._trusted = True
         self.broken = False
         self._thread = threading.Thread(target=self._work, name="keeper", daemon=True)
-        # The thread is started before `_open` marks the manifest as in use. If the start failed
-        # after the mark, nothing would record a clean end, so the next daemon would have to check
-        # all copies.
+        # The thread is started before `_open` marks the manifest as in use. If the mark came first
+        # and the thread could not be started, the mark would stay, and the next daemon would have
+        # to check all copies.
         self._thread.start()
         with ExitStack() as undo:
             undo.callback(self._end_thread)
@@ -84,9 +84,9 @@ class Keeper:
         return manifest
 
     def _set_aside(self, error: DamagedManifestError) -> None:
-        """Renames the damaged manifest, so that it can be examined later. Only the latest damaged
-        manifest is kept, because a disk that damages files would otherwise fill up with damaged
-        manifests."""
+        """Renames the damaged manifest, so that it can be examined later. Keeps only the latest
+        damaged manifest: if the disk damages files again and again, it must not fill up with
+        damaged manifests."""
         path = self.tier.root / "manifest.sqlite"
         for file in tuple(path.parent.glob(path.name + "*")):
             if file.name.endswith(SET_ASIDE):
@@ -99,10 +99,10 @@ class Keeper:
         )
 
     def reconcile(self) -> None:
-        """Makes the tier and its manifest agree. Removes copies without a row, and rows whose
-        copies are gone. Removes a copy and its row if the two do not match, or if the quota has no
-        room for the copy. If copies were lost, stores a sentence about the loss, meant for users,
-        in the Tier object (`note_lost`)."""
+        """Makes the tier and its manifest agree. Removes copies without a row, and rows without a
+        copy. Removes a copy and its row if they do not match, or if the quota has no room for the
+        copy. If copies were lost, stores a message about the loss in the Tier object
+        (`note_lost`)."""
         listed = self.tier.listing()
         known = np.isin(listed["number"], self.rows["copy"])
         self.tier.remove_all(listed["number"][~known])
@@ -121,8 +121,8 @@ class Keeper:
         self.tier.adopt(self.rows["size"])
 
     def _tell(self, debris: int, gone: int, wrong: int) -> None:
-        # A daemon that was killed may have removed copies but not yet their rows. So a row without
-        # a copy counts as a loss only if the last daemon ended cleanly.
+        # A daemon that was killed may have removed copies, but not yet the rows of these copies. So
+        # a row without a copy is a loss only if the last daemon ended cleanly.
         lost = wrong + (0 if self.must_check else gone)
         if debris and not len(self.rows):
             copies = f"its {counted(debris, 'copy')} {'is' if debris == 1 else 'are'}"
@@ -157,8 +157,8 @@ class Keeper:
             self._lock.notify()
 
     def distrust(self) -> None:
-        """Makes the next daemon check all copies. Call this method at the end of a daemon that has
-        not finished the check of some copies."""
+        """Makes the next daemon check all copies. Call this method if this daemon ends before it
+        has checked all copies that it had to check."""
         self._trusted = False
 
     def _work(self) -> None:
@@ -168,8 +168,8 @@ class Keeper:
                     return
             except (OSError, sqlite3.Error) as error:
                 self._fail(str(error))
-            # The thread must continue after any error, such as a MemoryError. Otherwise it would
-            # record no further copy, and nobody would notice.
+            # The thread must continue after any error, such as a MemoryError. If it ended, no more
+            # copies would be recorded, and nobody would notice.
             except Exception as error:
                 note_failure(error)
                 self._fail(described(error))
@@ -178,7 +178,7 @@ class Keeper:
                 time.sleep(BATCH_S)
 
     def _commit_next(self) -> bool:
-        """Waits for rows and commits them. Once `end` was called, commits without waiting. Returns
+        """Waits for rows and commits them. After `end` was called, commits without waiting. Returns
         False if there are no rows to commit; the thread can then end."""
         with self._lock:
             while not (self._add or self._remove or self._ending):
@@ -199,21 +199,22 @@ class Keeper:
         return True
 
     def _fail(self, why: str) -> None:
-        """Notes that rows were not committed. This session still serves the copies that have no
-        rows, but the next session removes these copies."""
+        """Notes that rows were not committed. This session serves the copies without rows
+        nevertheless, but the next session removes these copies."""
         if not self.broken:
             self.tier.note_unrecorded(why)
         self.broken = True
 
     def _end_thread(self) -> None:
-        """Ends the thread. Returns once the thread has committed the waiting rows."""
+        """Ends the thread. Returns when the thread has committed the waiting rows."""
         with self._lock:
             self._ending = True
             self._lock.notify()
         self._thread.join()
 
     def end(self) -> None:
-        """Commits the waiting rows, records a clean end and closes the manifest."""
+        """Commits the waiting rows, and closes the manifest. Records in the manifest that the
+        daemon has ended cleanly, unless a commit has failed or the tier is gone."""
         self._end_thread()
         try:
             if not self._trusted and not self.tier.gone:

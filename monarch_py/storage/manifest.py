@@ -1,8 +1,8 @@
 """The manifest of a persistent tier: an SQLite table of its complete copies, on the tier itself.
 
-A row is written only after the tier was synced, so a copy that has a row is on the disk. After an
-unclean end or a reboot, a copy may be damaged nevertheless, so each copy is checked before it is
-served.
+A row is written only after the tier was synced, so a copy that has a row is on the disk. A copy may
+be damaged nevertheless if the last daemon was killed or the machine was rebooted. Each copy is then
+checked before it is served.
 """
 
 import os
@@ -23,13 +23,13 @@ from monarch_py.util.processes import boot_id
 
 VERSION = 1
 # SQLite's integers are signed. `number & MASK` turns a signed number into the unsigned number with
-# the same 64 bits; `signed` does the reverse.
+# the same 64 bits. The function `signed` does the reverse.
 MASK = (1 << 64) - 1
 
-# One row, as `Validator` (daemon/scan/scanner.py) reads it. `hash` is the path's XXH3-64, not yet
-# mixed with the source's number. `source` is a number in Manifest.sources. `copy_ino` is the inode
-# of the copy itself. The manifest does not store this number; `Keeper.reconcile` takes it from the
-# directory.
+# One row, as `Validator` (daemon/scan/scanner.py) reads it. `hash` is the XXH3-64 of the path
+# alone, without the source's number. `source` is a number in Manifest.sources. `copy_ino` is the
+# inode number of the copy itself. It is not stored in the manifest; `Keeper.reconcile` takes it
+# from the directory.
 ROW = np.dtype(
     [
         ("hash", "u8"),
@@ -64,7 +64,8 @@ CREATE TABLE IF NOT EXISTS copies (
 
 
 def signed(value: int) -> int:
-    """The signed number with the same 64 bits as `value`, since SQLite's integers are signed."""
+    """Returns the signed number with the same 64 bits as `value`, because SQLite's integers are
+    signed."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -92,7 +93,8 @@ class Row:
 
 # SQLite's messages for errors that do not mean a damaged manifest: another process uses the
 # manifest, memory is short, or the disk is at fault. Every other error concerns the file's content.
-# The messages are compared, because Python provides SQLite's error codes only since version 3.11.
+# The messages are compared, because Python before version 3.11 does not provide SQLite's error
+# codes.
 NOT_THE_FILE = (
     "access permission denied",
     "attempt to write a readonly database",
@@ -109,7 +111,7 @@ HINT = (
 
 
 class DamagedManifestError(TierError):
-    """The file with the manifest's name is not a usable manifest, and a retry cannot help.
+    """The file with the manifest's name is not a usable manifest, and trying again cannot help.
 
     why : what is wrong with the file, without its path
     """
@@ -135,8 +137,9 @@ def damage_told(path: Path) -> Iterator[None]:
 
 def refuse_other_files(path: Path) -> None:
     """Raises DamagedManifestError if the manifest or its journal is not a regular file, or cannot
-    be read and written. SQLite itself would follow a link, and would report a directory or a FIFO
-    as a disk error. The journal is checked too, because SQLite opens it by its name."""
+    be read and written. SQLite itself would follow a symbolic link, and would report a directory or
+    a FIFO as a disk error. The journal is also checked, because SQLite opens the journal by its
+    name."""
     for file in (path, path.with_name(path.name + "-journal")):
         try:
             mode = file.lstat().st_mode
@@ -152,7 +155,7 @@ class Manifest:
     """The manifest of one tier. Only one thread may use it at a time.
 
     The constructor and the methods that read rows raise TierError if the file cannot be used now,
-    and DamagedManifestError if a retry cannot help.
+    and DamagedManifestError if trying again cannot help.
     """
 
     def __init__(self, path: Path) -> None:
@@ -161,8 +164,8 @@ class Manifest:
         refuse_other_files(path)
         with damage_told(path):
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            # With DELETE, SQLite keeps the journal in one file beside the manifest. With FULL, a
-            # commit waits until the disk has the data.
+            # DELETE: SQLite keeps the journal in one file beside the manifest. FULL: a commit waits
+            # until the data is on the disk.
             self._db.execute("PRAGMA journal_mode = DELETE")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(SCHEMA)
@@ -187,16 +190,16 @@ class Manifest:
 
     @property
     def block_size(self) -> int:
-        """The size of the blocks over which the checksums of all rows were computed [bytes]; 0 if
-        it was not set yet."""
+        """The block size [bytes] with which the checksums of all rows were computed; 0 if it was
+        not set yet."""
         return int(self._meta("block_size") or 0)
 
     def set_block_size(self, value: int) -> None:
         self._set_meta("block_size", str(value))
 
     def check(self) -> None:
-        """Checks every page of the database. Without this check, damage to a page might not be
-        noticed until SQLite writes to the page. Raises DamagedManifestError if a page is
+        """Checks every page of the database. Without this check, a damaged page might not be
+        noticed until SQLite writes to that page. Raises DamagedManifestError if a page is
         damaged."""
         with damage_told(self.path):
             found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -206,19 +209,19 @@ class Manifest:
     def begin_use(self) -> bool:
         """Notes that a daemon uses the manifest from now on. Returns whether the copies must be
         checked before they are served. This is the case if the last daemon did not end cleanly, or
-        if the machine has rebooted since that daemon began."""
+        if the machine was rebooted after that daemon had started."""
         must_check = self._meta("clean") != "1" or self._meta("boot") != boot_id()
         self._set_meta("boot", boot_id())
         self._set_meta("clean", "0")
         return must_check
 
     def end_use(self) -> None:
-        """Notes a clean end. The tier must have been synced."""
+        """Notes that the daemon has ended cleanly. The tier must have been synced before."""
         self._set_meta("clean", "1")
 
     def keep_unchecked(self) -> None:
-        """Notes that some copies still wait for their check, so that `begin_use` tells the next
-        daemon to check all copies."""
+        """Notes that some copies were not checked, so that `begin_use` makes the next daemon check
+        all copies."""
         self._set_meta("boot", "")
 
     def load(self) -> Array:
@@ -255,15 +258,15 @@ class Manifest:
             self._db.executemany("DELETE FROM copies WHERE copy = ?", [(c,) for c in remove])
             self._db.execute("COMMIT")
         except sqlite3.Error:
-            # If the disk is full, SQLite has ended the transaction itself.
+            # After some errors, such as a full disk, SQLite has already ended the transaction.
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             self.sources = dict(self._db.execute("SELECT path, id FROM sources").fetchall())
             raise
 
     def all_copies(self) -> list[tuple[int, str, bytes, int, int, bytes]]:
-        """Returns (copy, source, path, size, sum, block sums) of every row, sorted by the number of
-        the copy."""
+        """Returns (copy, source, path, size, checksum, checksums of the blocks) for every row,
+        sorted by the number of the copy."""
         with damage_told(self.path):
             return [
                 (copy, source, path, size, total & MASK, blocks)

@@ -1,8 +1,8 @@
 """Finds out how much more memory a RAM tier may take before the kernel kills a process of the job.
 
-The pages of a tmpfs are charged to the memory cgroup of the process that wrote them. At the
-cgroup's limit the OOM killer cannot free these pages, and kills a process instead. So a RAM tier
-never gets more room than is free in the cgroup.
+The pages of a tmpfs are charged to the memory cgroup of the process that wrote them. The kernel
+cannot free these pages. If the cgroup reaches its limit, the OOM killer kills a process. So a RAM
+tier never gets more room than is free in the cgroup.
 """
 
 import os
@@ -11,7 +11,7 @@ import time
 from functools import lru_cache
 from pathlib import Path
 
-# Copies leave this share of each memory limit unused, so that the memory of the job can grow.
+# Copies leave this fraction of each memory limit unused, so that the memory of the job can grow.
 HEADROOM = 1 / 16
 # cgroup v1 expresses "no limit" as a number near 2**63.
 NO_LIMIT = 1 << 60
@@ -19,9 +19,9 @@ NO_LIMIT = 1 << 60
 
 # A call of `available_bytes` takes a millisecond, but the daemon places small files in up to a
 # thousand portions a second. So `MemoryRoom` reuses the result of a call until copies have taken
-# LOOK_BYTES or the result has reached a certain age. This age is the available memory divided by
-# GROWTH [bytes/s], but at least LOOK_S and at most MOST_LOOK_S [s]. Programs cannot take memory as
-# fast as GROWTH, because processors touch new pages more slowly.
+# LOOK_BYTES, or until the result has a certain age. This age is the available memory divided by
+# GROWTH [bytes/s], but at least LOOK_S and at most MOST_LOOK_S [s]. Programs take memory more
+# slowly than GROWTH, because a processor cannot touch new pages that fast.
 LOOK_S, MOST_LOOK_S, LOOK_BYTES, GROWTH = 0.05, 0.5, 64 << 20, 32 << 30
 
 
@@ -57,9 +57,9 @@ def _stat(text: bytes, key: str) -> int:
 
 @lru_cache(maxsize=1)
 def _groups(cgroups: bytes, mount_lines: bytes) -> list[tuple[str, bool]]:
-    """Returns one pair for this process's memory cgroup, and one for each ancestor of the cgroup. A
-    pair consists of a cgroup's directory, and whether the directory belongs to cgroup v2. The
-    result is cached until the cgroup or the mounts change.
+    """Returns a pair (directory, v2) for this process's memory cgroup, and for each ancestor of
+    this cgroup: the cgroup's directory, and whether the directory belongs to cgroup v2. The result
+    is cached until the cgroup or the mounts change.
 
     cgroups, mount_lines : the content of /proc/self/cgroup and of /proc/self/mounts
     """
@@ -77,8 +77,8 @@ def _groups(cgroups: bytes, mount_lines: bytes) -> list[tuple[str, bool]]:
         if version not in mounts:
             continue
         root, here = mounts[version], Path(path.lstrip("/"))
-        # In a container, this path may be missing below the mount. The root of the mount is then
-        # the cgroup of this process.
+        # In a container, this path may not exist below the mount. The root of the mount is then the
+        # cgroup of this process.
         chain = [here, *here.parents] if (root / here).is_dir() else [Path(".")]
         found += [(str(root / part), version == "v2") for part in chain]
     return found
@@ -91,7 +91,8 @@ def _left_in(group: str, v2: bool) -> int | None:
     used = _number(f"{group}/{'memory.current' if v2 else 'memory.usage_in_bytes'}")
     if used is None:
         return None
-    # Clean page cache counts as available, because the kernel frees it on demand.
+    # Pages of the inactive page cache are counted as available, because the kernel frees them on
+    # demand.
     stats = _read(f"{group}/memory.stat")
     cache = _stat(stats, "inactive_file" if v2 else "total_inactive_file")
     return limit - used + min(cache, used) - int(limit * HEADROOM)
@@ -102,9 +103,9 @@ def available_bytes(
     mounts_file: Path = Path("/proc/self/mounts"),
     meminfo_file: Path = Path("/proc/meminfo"),
 ) -> int:
-    """Returns how many bytes may still be written to a tmpfs, 0 or more. Each memory cgroup of this
-    process, and the machine itself, sets a limit: its free memory minus the headroom. The lowest of
-    these limits is returned."""
+    """Returns how many more bytes may be written to a tmpfs, 0 or more. Each memory cgroup of this
+    process, and the machine itself, sets a limit: its free memory minus the headroom. The result is
+    the lowest of these limits."""
     try:
         groups = _groups(_read(cgroup_file), _read(mounts_file))
     except ValueError:
@@ -118,12 +119,12 @@ def available_bytes(
 
 
 class MemoryRoom:
-    """The memory that the RAM tiers of a daemon may still take. All these tiers share one object,
-    because they take their memory from the same free memory."""
+    """The memory that the RAM tiers of a daemon may take in addition to what they already have. All
+    these tiers share one object, because they compete for the same free memory."""
 
     def __init__(self) -> None:
         # `_reserved_bytes` : the room that is promised to unfinished fills.
-        # `_bytes` : the last result of `available_bytes`.
+        # `_bytes` : the latest result of `available_bytes`.
         # `_next_look_s` : the time from which `available_bytes` is called again [s].
         # `_filled_bytes` : the room that fills have used since the last call of `available_bytes`,
         #     minus the room that removals have freed.
@@ -131,7 +132,8 @@ class MemoryRoom:
         self._next_look_s = 0.0
 
     def free_bytes(self) -> int:
-        """Returns the free memory. A part of it may be reserved already for unfinished fills."""
+        """Returns the free memory [bytes], including memory that is already reserved for unfinished
+        fills."""
         now_s = time.monotonic()
         if now_s >= self._next_look_s:
             self._bytes, self._filled_bytes = available_bytes(), 0
@@ -139,8 +141,8 @@ class MemoryRoom:
         return self._bytes - self._filled_bytes
 
     def left_bytes(self) -> int:
-        """Returns the room for new copies. The result is negative if more is reserved than is
-        free."""
+        """Returns the room for new copies [bytes]. The result is negative if more memory is
+        reserved than is free."""
         return self.free_bytes() - self._reserved_bytes
 
     def reserve(self, size_bytes: int) -> None:

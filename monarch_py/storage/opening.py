@@ -15,7 +15,7 @@ class OpenTiers:
     """The tiers of a configuration. The constructor raises TierError if none of them can be used.
 
     tiers : the tiers by number; None for a tier that cannot be used. The owner of this object may
-        append further tiers, which `close` closes too
+        append more tiers; `close` closes them too
     keepers : the keeper of each persistent tier, by number
     why : for each configured tier, why it is not used; "" for a tier in use
     memory_room : the memory that all RAM tiers share
@@ -30,7 +30,8 @@ class OpenTiers:
         try:
             for number, tier_config in enumerate(config.tiers):
                 self._add(number, tier_config)
-        # BaseException, so that the keepers are ended whatever the exception is.
+        # BaseException instead of Exception, so that the keepers are ended whatever the exception
+        # is.
         except BaseException:
             self.end_unused()
             raise
@@ -55,11 +56,11 @@ class OpenTiers:
                 self.keepers[number] = Keeper(tier, self._config.block_size_bytes)
                 self.keepers[number].reconcile()
             else:
-                # A daemon that was killed may have left copies here.
+                # A daemon that was killed may have left copies in the tier.
                 tier.remove_all(tier.listing()["number"])
         except (OSError, TierError) as error:
             told = error if isinstance(error, TierError) else tier.broken(error)
-            tier.give_up(str(told))  # so that the tier's keeper writes nothing more
+            tier.give_up(str(told))  # so that the tier's keeper writes nothing from now on
             if (keeper := self.keepers.pop(number, None)) is not None:
                 keeper.end()
             tier.close()
@@ -67,9 +68,9 @@ class OpenTiers:
         return tier
 
     def end_unused(self) -> None:
-        """Ends the keepers of a daemon that has served nothing. This daemon has checked no copies.
-        So if the copies of a tier had to be checked, the next daemon must check them. The manifests
-        of all other persistent tiers record a clean end."""
+        """Ends the keepers of a daemon that has not served anything, and so has not checked any
+        copies. If the copies of a tier had to be checked, the next daemon must check them. The
+        manifests of all other persistent tiers record a clean end."""
         for keeper in self.keepers.values():
             if keeper.must_check:
                 keeper.distrust()
@@ -78,8 +79,8 @@ class OpenTiers:
     def close(self, *, are_used: bool) -> None:
         """Closes all tiers, and empties the tiers that are not persistent.
 
-        are_used : whether threads that cannot be ended may still use the descriptors of the tiers'
-            directories
+        are_used : whether threads that cannot be ended may use the descriptors of the tiers'
+            directories later
         """
         for keeper in self.keepers.values():
             keeper.end()

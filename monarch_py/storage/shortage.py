@@ -7,8 +7,8 @@ from pathlib import Path
 
 from monarch_py.util.units import format_size
 
-# This much room [bytes] is kept free on a tier's file system for the manifest and the directories,
-# whatever the quota is.
+# This much room [bytes] is kept free on a tier's file system, for the manifest and the directories.
+# It does not depend on the quota.
 MARGIN_BYTES = 1 << 20
 HINT = "remove files there, or add a tier on another file system"
 
@@ -16,11 +16,11 @@ HINT = "remove files there, or add a tier on another file system"
 def shortage(
     mount_point: Path, quota_bytes: int, used_bytes: int, directory: int | None = None
 ) -> str:
-    """Returns a sentence about the tier's file system if the file system has less room than the
-    quota; "" if it has enough room, or if it cannot be examined.
+    """Returns a sentence about the tier's file system if that file system has less room than the
+    quota; "" if the file system has enough room, or if it cannot be examined.
 
     used_bytes : the room that the tier's copies occupy
-    directory : a descriptor of a directory in the tier; None to use the mount point
+    directory : a descriptor of a directory in the tier; None: the mount point is used instead
     """
     with suppress(OSError):
         disk = shutil.disk_usage(mount_point if directory is None else directory)
@@ -37,7 +37,7 @@ def shortage(
 
 
 def occupied_bytes(directory: Path) -> int:
-    """Returns the room that all files below a directory occupy [bytes]."""
+    """Returns the room [bytes] that all files below a directory occupy."""
     n_bytes = 0
     for place, _, names in os.walk(directory):
         for name in names:

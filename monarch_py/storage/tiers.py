@@ -31,18 +31,19 @@ from monarch_py.util.ownership import Doubt, doubts
 
 log = logging.getLogger("monarch.tiers")
 
-# The room that a copy takes besides its blocks [bytes]. NAME_BYTES: for its name in the directory.
-# ROW_BYTES: for its row in the manifest, with a path of typical length. If paths are longer, the
-# measured size of the manifest is used instead (`quota_for_copies`).
+# The room [bytes] that a copy takes in addition to its blocks. NAME_BYTES: for its name in the
+# directory. ROW_BYTES: for its row in the manifest, with a path of typical length. If paths are
+# longer, the measured size of the manifest is used instead (`quota_for_copies`).
 NAME_BYTES, ROW_BYTES = 64, 448
-# If the catalog grows on the tier's file system, this much room [bytes] is kept free for the
-# catalog, but never more than half of the file system. It is enough for three million files.
+# The room [bytes] that is kept free for the growth of the catalog, if the catalog is on the tier's
+# file system. At most half of the file system is kept free. This room is sufficient for three
+# million files.
 CATALOG_BYTES = 1 << 30
-# The daemon places small files in up to a thousand portions a second. For each portion it must know
-# how much room the tier's directories take. Finding this out takes several system calls, so the
-# value is kept for LOOK_S [s].
+# The daemon places small files in up to a thousand portions a second. For each portion, it needs
+# the room that the tier's directories take. To determine this room takes several system calls, so
+# the value is reused for LOOK_S [s].
 LOOK_S = 0.25
-# Errors that do not mean that a tier is broken: the process or the node has no free descriptor at
+# With these errors, the tier is not broken: the process or the node just has no free descriptor at
 # the moment.
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
@@ -56,7 +57,7 @@ def copy_name(number: int) -> str:
 
 
 def copy_number(name: str) -> int | None:
-    """The number in a copy's file name; None if the name is not that of a copy."""
+    """Returns the number in a copy's file name; None if the name is not the name of a copy."""
     if len(name) != lib.MONARCH_COPY_NAME:
         return None
     try:
@@ -92,8 +93,8 @@ def why_refused(mount_point: Path, doubt: Doubt) -> str:
 
 def refuse_replaceable(mount_point: Path) -> None:
     """Checks whether another user could replace the directory of copies below a mount point with
-    another directory. Raises TierError if another user certainly could. Logs a warning if this
-    process cannot tell."""
+    another directory. Raises TierError if this is certainly possible. Logs a warning if this
+    process cannot find out."""
     try:
         found = doubts(mount_point)
     except OSError as error:
@@ -105,9 +106,9 @@ def refuse_replaceable(mount_point: Path) -> None:
 
 
 def why_held(mount_point: Path, holder: HeldError, config: Path | None) -> str:
-    """The message for a tier that another daemon holds.
+    """Returns the message for a tier that another daemon holds.
 
-    config : configuration of the daemon that wants the tier; None for a command that works without
+    config : configuration of the daemon that needs the tier; None for a command that works without
         a daemon
     """
     whose = f"the daemon of {holder.config} ({holder})" if holder.config else str(holder)
@@ -129,26 +130,27 @@ def why_held(mount_point: Path, holder: HeldError, config: Path | None) -> str:
 
 
 def held_elsewhere(mount_point: Path, config: Path) -> str:
-    """The message of `why_held` if a daemon holds the tier now; "" if no daemon does."""
+    """Returns the message of `why_held` if a daemon holds the tier now; "" if no daemon holds
+    it."""
     holder = holder_of(tier_root(mount_point) / "lock")
     return "" if holder is None else why_held(mount_point, holder, config)
 
 
 class Tier:
-    """An open tier. The constructor raises TierError if the tier cannot be used or another daemon
-    holds it.
+    """An open tier. The constructor raises TierError if the tier cannot be used, or if another
+    daemon holds the tier.
 
-    below : the tier's subdirectory of the user's directory (monarch-<uid>); "" if the tier is that
-        directory itself
+    below : the tier's subdirectory of the user's directory (monarch-<uid>); "" if the tier is the
+        user's directory itself
     config_file : configuration of the daemon that opens the tier; None for a command
     usable : whether new copies may be placed here
     used_bytes, used_inodes : the room that the copies occupy, including copies that are being
         written
-    lost : a sentence about copies of earlier sessions that cannot be used any more; "" if there are
+    lost : a sentence about copies of earlier sessions that can no longer be used; "" if there are
         no such copies
     unrecorded : a sentence about copies that could not be recorded in the manifest because of an
         error; "" if there are no such copies
-    gone : why the directory of copies cannot be trusted any more; "" while it can be trusted
+    gone : why the directory of copies can no longer be trusted; "" as long as it can be trusted
     """
 
     def __init__(
@@ -163,16 +165,17 @@ class Tier:
         self.used_bytes = self.used_inodes = 0
         self.reserved_bytes = 0  # the part of used_bytes promised to unfinished fills
         self.files = 0
-        # The copies that occupy more room than their rounded size (complete blocks): number of the
-        # copy -> how many bytes more the copy occupies.
+        # The copies that occupy more room than their size rounded up to complete blocks. Maps the
+        # number of the copy to the excess room [bytes].
         self._excess: dict[int, int] = {}
         # The limit on the room that copies may use [bytes]. It is set only if the disk became full
         # before the quota was used up.
         self.cap_bytes: int | None = None
-        # Copies in an SSD tier take no memory. So an SSD tier has a MemoryRoom of its own, and does
-        # not reduce the memory that the RAM tiers share.
+        # Copies in an SSD tier take no memory. So an SSD tier gets a MemoryRoom of its own, and
+        # does not reduce the memory that the RAM tiers share.
         self._memory = memory_room if config.kind == "ram" and memory_room else MemoryRoom()
-        # The last result of `overhead_bytes`, and the time from which it is computed again [s].
+        # The latest result of `overhead_bytes`, and the time [s] at which it must be computed
+        # again.
         self._overhead_bytes, self._next_overhead_s = 0, 0.0
         self.root = tier_root(config.mount_point) / below
         self.copies = self.root / "c"
@@ -229,12 +232,13 @@ class Tier:
     # --- content at start -------------------------------------------------------------------
 
     def listing(self) -> Array:
-        """Lists everything in the directory that has the name of a copy. Returns (copies,) of
-        LISTED, sorted by number. Files with other names were not made by Monarch.
+        """Lists every file in the directory that has the name of a copy. Returns an array (copies,)
+        of dtype LISTED, sorted by number. Files with other names were not made by Monarch.
 
-        is_sound : whether Monarch can have made the file: it is a regular file of this user, with
-            the mode of a copy and no second hard link. Anything else must not be opened, because a
-            FIFO would block its reader, and a symbolic link leads elsewhere.
+        The field `is_sound` tells whether Monarch can have made the file: it is a regular file of
+            this user, with the mode of a copy and without a second hard link. Anything else must
+            not be opened, because a FIFO would block its reader, and a symbolic link leads
+            elsewhere.
         """
         # Use a generator. If a list of a million tuples were freed, Python would not return its
         # memory to the kernel.
@@ -243,7 +247,8 @@ class Tier:
         return listed
 
     def last_number(self) -> int:
-        """The largest number of a copy in the directory; 0 if the directory contains no copy."""
+        """Returns the largest number of a copy in the directory; 0 if the directory contains no
+        copy."""
         with os.scandir(self.fd) as found:
             return max((copy_number(entry.name) or 0 for entry in found), default=0)
 
@@ -282,33 +287,33 @@ class Tier:
 
     @staticmethod
     def first_number() -> int:
-        """Returns the least number that a daemon may give to its first copy: the microseconds since
-        1970. Daemons make fewer than a million copies a second, so the copies of earlier daemons
-        have smaller numbers. This is not certain if the clock was set back, so `Filler.first_copy`
-        is also larger than the numbers of all present copies."""
+        """Returns the smallest number that a daemon may give to its first copy: the microseconds
+        since 1970. Daemons make fewer than a million copies a second, so the copies of earlier
+        daemons have smaller numbers. If the clock was set back, this may be wrong. So
+        `Filler.first_copy` is also larger than the numbers of all existing copies."""
         return time.time_ns() // 1000
 
     # --- room -------------------------------------------------------------------------------
 
     def overhead_bytes(self) -> int:
-        """The room that the tier's directories and the manifest take [bytes]."""
+        """Returns the room that the tier's directories and the manifest take [bytes]."""
         total = 0
         for path in (self.root, *self.root.iterdir()):
             try:
                 total += path.lstat().st_blocks * 512
             except OSError:
-                continue  # SQLite's journal comes and goes
+                continue  # SQLite creates and removes its journal at any time
         return total
 
     @property
     def entry_bytes(self) -> int:
-        """The room that each copy takes besides its blocks [bytes]."""
+        """The room [bytes] that each copy takes in addition to its blocks."""
         return NAME_BYTES + (ROW_BYTES if self.config.persistent else 0)
 
     def quota_for_copies(self) -> int:
-        """The part of the quota that copies may fill [bytes]: the quota, minus the room that the
-        tier's directories and manifest take, minus the slack (`slack_of`). Raises OSError if the
-        tier's directory cannot be examined."""
+        """Returns the part of the quota that copies may use [bytes]: the quota, minus the room that
+        the tier's directories and manifest take, minus the slack (`slack_of`). Raises OSError if
+        the tier's directory cannot be examined."""
         now_s = time.monotonic()
         if now_s >= self._next_overhead_s:
             try:
@@ -317,17 +322,18 @@ class Tier:
                 if error.errno not in NO_DESCRIPTOR:
                     raise
             self._next_overhead_s = now_s + LOOK_S
-        # `_overhead_bytes` is too small while the manifest lacks the rows of recent copies. So it
-        # is compared with an estimate from the number of copies.
+        # `_overhead_bytes` is too small as long as the manifest lacks the rows of recent copies. So
+        # the larger of two values is used: `_overhead_bytes`, and an estimate from the number of
+        # copies.
         overhead = max(self._overhead_bytes, self.used_inodes * self.entry_bytes)
         return self.config.quota_bytes - overhead - slack_of(self.config.quota_bytes)
 
     def room(self, *, is_shared: bool = False) -> TierRoom:
-        """The room for new copies now: the least of the room in the quota, the room on the file
-        system and, for a RAM tier, the free memory.
+        """Returns the room for new copies now. This is the smallest of the room in the quota, the
+        room on the file system and, for a RAM tier, the free memory.
 
-        is_shared : whether the catalog grows on the tier's file system, so that room must be kept
-            for the catalog
+        is_shared : whether the catalog is on the tier's file system, so that room must be kept for
+            the growth of the catalog
         """
         nothing = TierRoom(0, 0, self.block_bytes)
         if not self.usable:
@@ -345,16 +351,17 @@ class Tier:
             limits.append(self.cap_bytes - self.used_bytes)
         if self.config.kind == "ram":
             limits.append(self._memory.left_bytes())
-        # If less than a block is free, report no room at all, not even for empty files, whose names
-        # occupy room. Otherwise fills would be retried on a full disk forever.
+        # If less than a block is free, report no room at all, not even for empty files, because
+        # their names also occupy room. If room were reported, fills would be tried again and again
+        # on a full disk.
         if min(limits) < self.block_bytes:
             return nothing
         inodes = system.f_favail if system.f_files else 1 << 40
         return TierRoom(min(limits), max(0, inodes - 16), self.block_bytes, self.entry_bytes)
 
     def shortage(self) -> str:
-        """A sentence about the tier's file system if the file system has less room than the quota;
-        "" if it has enough room, or if the tier is not used."""
+        """Returns a sentence about the tier's file system if the file system has less room than the
+        quota; "" if the file system has enough room, or if the tier is not used."""
         config, used = self.config, self.used_bytes - self.reserved_bytes
         if not self.usable:
             return ""
@@ -366,7 +373,7 @@ class Tier:
     def reserve(self, sizes: Uints) -> None:
         """Reserves room for fills.
 
-        sizes : (fills,) [bytes]
+        sizes : (fills,) the size of each copy [bytes]
         """
         needed = int(self.rounded_all(sizes).sum())
         self.used_bytes += needed
@@ -377,7 +384,8 @@ class Tier:
         """Turns reserved room into used room, for fills that have succeeded.
 
         numbers : (fills,) the number of each copy
-        sizes, taken : (fills,) each copy's size, and the room that it occupies on the tier [bytes]
+        sizes, taken : (fills,) each copy's size, and the room that the copy occupies on the tier
+            [bytes]
         """
         reserved = self.rounded_all(sizes)
         total = int(reserved.sum())
@@ -391,7 +399,8 @@ class Tier:
         self._memory.fill(total + more)
 
     def give_back(self, size: int) -> None:
-        """Frees the room of a failed fill that has left nothing on the tier."""
+        """Frees the room that was reserved for a fill. Call this if the fill has failed and has
+        left no file on the tier."""
         self._promise(-self.rounded(size))
         self.used_bytes -= self.rounded(size)
         self.used_inodes -= 1
@@ -404,7 +413,7 @@ class Tier:
     def adopt(self, sizes: Uints) -> None:
         """Counts copies that earlier sessions have left in the tier.
 
-        sizes : (copies,) [bytes]
+        sizes : (copies,) the size of each copy [bytes]
         """
         self.used_bytes += int(self.rounded_all(sizes).sum())
         self.used_inodes += len(sizes)
@@ -425,7 +434,7 @@ class Tier:
         self._memory.fill(-took)
 
     def note_full(self) -> None:
-        """Limits the tier to the room that its present copies occupy, because the disk has become
+        """Limits the tier to the room that its existing copies occupy. Call this if the disk is
         full before the quota is used up."""
         self.cap_bytes = max(0, self.used_bytes - self.reserved_bytes)
 
@@ -433,9 +442,9 @@ class Tier:
         return os.fstat(self.fd).st_dev == device
 
     def is_in_place(self) -> bool:
-        """Whether the tier's path still leads to the directory that this object has open. If the
-        file system returns an error, the result is True: no client can open a wrong file through
-        the path, because every open fails as well."""
+        """Returns whether the tier's path still leads to the directory that this object has open.
+        If the file system returns an error, the result is True: no client can open a wrong file
+        through the path, because every open fails too."""
         try:
             named = self.copies.lstat()
         except (FileNotFoundError, NotADirectoryError):
@@ -465,8 +474,8 @@ class Tier:
         log.warning("%s", self.unrecorded)
 
     def fail(self, error: int) -> None:
-        """Stops placing copies here after an error of the file system. Copies that can be read are
-        still served.
+        """Stops placing copies in this tier after an error of the file system. Existing copies are
+        served as long as they can be read.
 
         error : the errno
         """
@@ -475,14 +484,14 @@ class Tier:
         self.usable = False
 
     def give_up(self, why: str) -> None:
-        """Stops placing copies here, and stops using the tier's path.
+        """Stops placing copies in this tier, and stops using the tier's path.
 
         why : the reason, a sentence for users
         """
         self.usable, self.gone = False, why
 
     def broken(self, error: OSError) -> TierError:
-        """The error for a tier whose file system has returned `error`."""
+        """Returns the exception for a tier whose file system has returned `error`."""
         where = error.filename if isinstance(error.filename, str) else self.copies
         return TierError(
             f"tier {self.config.mount_point} goes unused: {where}: {error.strerror};"
@@ -490,21 +499,21 @@ class Tier:
         )
 
     def close(self, *, is_used: bool = False) -> None:
-        """Releases the lock, so that the next daemon can hold the tier.
+        """Closes the tier and releases its lock, so that the next daemon can hold the tier.
 
-        is_used : whether threads that cannot be ended may still use the directory's descriptor. If
+        is_used : whether threads that cannot be ended may use the directory's descriptor later. If
             so, this descriptor stays open until the process ends
         """
         for fd in (self._lock,) if is_used else (self.fd, self._lock):
-            # close() releases the descriptor even if it returns an error, as on a broken file
-            # system.
+            # close() may return an error if the file system is broken, but releases the descriptor
+            # nevertheless.
             with suppress(OSError):
                 os.close(fd)
 
     def discard(self, *, is_used: bool = False) -> None:
         """Removes all of Monarch's files, including the lock file, and closes the tier. If the
-        tier's path leads to another directory by now, removes only the copies, through the
-        descriptor of the tier's own directory."""
+        tier's path now leads to another directory, removes only the copies, through the descriptor
+        of the tier's own directory."""
         if self.gone or not self.is_in_place():
             with suppress(OSError):
                 self.remove_all(self.listing()["number"])

@@ -1,9 +1,9 @@
 """Checks every second whether the tiers' paths still lead to the directories that the daemon has
 open.
 
-Clients open copies by path, while the daemon itself uses the directory's descriptor. So the daemon
-gives a tier up once the tier's path leads elsewhere, or once another user could make the path lead
-elsewhere.
+Clients open copies by path, but the daemon itself uses the directory's descriptor. So the daemon
+stops using a tier if the tier's path leads to another directory, or if another user could replace
+the directory at this path.
 """
 
 import threading
@@ -21,8 +21,8 @@ class TierWatch:
     """Checks the tiers in a thread of its own, so that a file system that hangs blocks no other
     thread.
 
-    found : a function that the thread calls once for each tier that cannot be trusted any more. Its
-        arguments are the tier's number and a sentence that says why
+    found : a function that the thread calls for each tier that can no longer be trusted, one time
+        per tier. Its arguments are the tier's number and a sentence that gives the reason
     """
 
     def __init__(self, tiers: Sequence[Tier | None], found: Callable[[int, str], None]) -> None:
@@ -35,7 +35,7 @@ class TierWatch:
         while not self._ends.wait(LOOK_S):
             try:
                 self._look()
-            except Exception as error:  # the thread goes on, because the next check may succeed
+            except Exception as error:  # the thread continues, because the next check may succeed
                 note_failure(error)
 
     def _look(self) -> None:
@@ -45,8 +45,8 @@ class TierWatch:
                 del self._left[number]
 
     def close(self) -> None:
-        """Ends the watch, without waiting for a check that hangs. No further call of `found`
-        begins."""
+        """Ends the watch, without waiting for a check that hangs. No more calls of `found`
+        begin."""
         self._ends.set()
 
 

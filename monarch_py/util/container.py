@@ -13,15 +13,16 @@ MARKS = {
 
 
 def container() -> str:
-    """Returns the kind of container that this process runs in; "" if no container is recognised."""
+    """Returns the kind of container in which this process runs; "" if no container is
+    recognized."""
     found = (kind for mark, kind in MARKS.items() if os.path.lexists(mark))
     # systemd-nspawn and LXC set this variable.
     return next(found, os.environ.get("container", ""))  # noqa: SIM112
 
 
 def is_of_the_image(path: Path) -> bool:
-    """Whether a path is on the mount of the root directory. In a container, this mount holds the
-    image's files. False if the list of mounts cannot be read."""
+    """Returns whether a path is on the mount of the root directory. In a container, this mount
+    contains the files of the image. Returns False if the list of mounts cannot be read."""
     try:
         table = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     except OSError:

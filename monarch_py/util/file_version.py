@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-# A file's inode number, size [bytes] and modification time [ns]. If other content, such as another
-# plan or configuration, is written to the file, at least one of the three values changes.
+# A file's inode number, size [bytes] and modification time [ns]. If the file gets new content, at
+# least one of the three values changes.
 Version = tuple[int, int, int] | None
 
 

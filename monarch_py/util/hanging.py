@@ -1,8 +1,8 @@
 """Finds out, within a time limit, which file systems hang, by probing them in child processes.
 
-A system call on a file system that hangs may never return, and no signal ends the call. So a child
-process makes the call. If the call hangs, the child is abandoned. A thread cannot make the call,
-because a thread that hangs would keep this process from ending.
+A system call on a file system that hangs may never return, and a signal cannot end the call. So a
+child process makes the call. If the call hangs, the child is abandoned. The call is not made in a
+thread, because a thread that hangs would prevent the end of this process.
 """
 
 import os
@@ -14,13 +14,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-# How long a file system may take to answer [s]. A busy file system may take a second.
+# A file system hangs if it does not answer within this time [s]. A busy file system may take a
+# second.
 LIMIT_S = 5.0
 
 
 def hanging(paths: Sequence[Path]) -> list[Path]:
-    """Returns the paths whose file systems do not answer within LIMIT_S. An error counts as an
-    answer. The result leaves out a path if no process or descriptor is available to probe it."""
+    """Returns the paths whose file systems do not answer within LIMIT_S. An error is an answer too.
+    A path that cannot be probed, because no process or descriptor is available, is not in the
+    result."""
     deadline = time.monotonic() + LIMIT_S
     asked = {path: ask for path in dict.fromkeys(paths) if (ask := _ask(path)) is not None}
     answered = []
@@ -45,8 +47,9 @@ def _ask(path: Path) -> tuple[int, int] | None:
         return None
     try:
         with warnings.catch_warnings():
-            # With several threads, fork() warns: a lock that another thread holds stays locked in
-            # the child forever. The child takes no lock, so the warning is suppressed.
+            # If this process has several threads, fork() warns that a lock held by another thread
+            # stays locked in the child forever. The child takes no lock, so the warning is
+            # suppressed.
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
     except OSError:
@@ -59,15 +62,16 @@ def _ask(path: Path) -> tuple[int, int] | None:
     try:
         _detach(end)
         os.stat(path)
-        # statvfs always asks the file system, whereas stat may be answered from a cache.
+        # statvfs always asks the file system, but stat may be answered from a cache.
         os.statvfs(path)
     finally:
         os._exit(0)
 
 
 def _detach(end: int) -> None:
-    """Closes all inherited descriptors, so that no reader of this program's output waits for an
-    abandoned child. `end`, the child's end of the pipe, becomes descriptor 3."""
+    """Closes all inherited descriptors. If an abandoned child kept this program's output open,
+    readers of the output would wait for the child. `end`, the child's end of the pipe, becomes
+    descriptor 3."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     null = os.open(os.devnull, os.O_RDWR)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from monarch_py.errors import ConfigError
 
-# The variables of each launcher: number of processes, and rank of this process. The variables of a
-# Slurm step come last: if mpiexec runs in a Slurm step, the processes that it starts have the
-# variables of that step too.
+# The environment variables of each launcher: the number of processes, and the rank of this process.
+# The variables of a Slurm step come last. If mpiexec runs in a Slurm step, the processes of mpiexec
+# have the variables of that step too, but these are not the right ones.
 VARIABLES = (
     ("PMI_SIZE", "PMI_RANK"),  # MPICH, Intel MPI, Slurm's PMI
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
@@ -46,6 +46,6 @@ def with_rank(file: Path) -> Path:
     if launch is None:
         raise ConfigError(
             f"{file}: no launcher has given this process a number for {PLACEHOLDER}; start it with"
-            " mpiexec or srun, or write the number"
+            " mpiexec or srun, or write a number instead"
         )
     return Path(str(file).replace(PLACEHOLDER, str(launch.rank)))

@@ -11,8 +11,8 @@ MIN_DESCRIPTORS = 256
 
 
 def met_limit(number: int | None) -> str:
-    """Returns a sentence that names the limit which caused an error, and the value that is needed;
-    "" if no limit has caused the error.
+    """Returns a sentence that names the limit that has caused an error, and a sufficient value; ""
+    if no limit has caused the error.
 
     number : the errno of the error
     """

@@ -13,8 +13,8 @@ from typing import Any
 PROC = Path("/proc")
 # The pause between two checks of whether a process has ended [s].
 LOOK_S = 0.01
-# How long to wait until an ended process is reaped [s]. A parent that waits for its children reaps
-# the process at once. A parent that does not wait may never reap it.
+# How long to wait until an ended process is reaped [s]. A parent that is waiting for its children
+# reaps the process at once. A parent that does not wait may never reap the process.
 REAP_LIMIT_S = 0.5
 
 
@@ -27,8 +27,8 @@ def boot_id() -> str:
 
 
 def end(process: "subprocess.Popen[Any]", limit_s: float) -> None:
-    """Ends a child process with SIGTERM, or with SIGKILL if it has not ended after `limit_s`.
-    Returns once the process has ended."""
+    """Ends a child process with SIGTERM, or with SIGKILL if the process has not ended after
+    `limit_s`. Returns when the process has ended."""
     process.terminate()
     try:
         process.wait(limit_s)
@@ -38,7 +38,8 @@ def end(process: "subprocess.Popen[Any]", limit_s: float) -> None:
 
 
 def own_processes() -> Iterator[Path]:
-    """Yields the /proc directories of this user's processes, except this process's own."""
+    """Yields the /proc directories of this user's processes, without the directory of this
+    process."""
     me, uid = os.getpid(), os.geteuid()
     for process in PROC.iterdir():
         if process.name.isdigit() and int(process.name) != me:
@@ -50,8 +51,8 @@ def own_processes() -> Iterator[Path]:
 
 
 def mapping(beginning: str) -> Iterator[Path]:
-    """Yields the processes among `own_processes` that have mapped a file whose path starts with
-    `beginning`. (A path that contains `beginning` elsewhere counts too.)"""
+    """Yields those of `own_processes` that have mapped a file whose path starts with `beginning`.
+    (A process is also yielded if `beginning` occurs elsewhere in such a path.)"""
     for process in own_processes():
         with suppress(OSError):  # the process has ended, or this process may not examine it
             if os.fsencode(beginning) in (process / "maps").read_bytes():
@@ -59,10 +60,11 @@ def mapping(beginning: str) -> Iterator[Path]:
 
 
 def began(process: Path) -> int | None:
-    """Returns the time at which the process was started [clock ticks since boot]. The time
-    distinguishes the process from a later one with the same PID. Returns None for a process that
-    has ended, whether it was reaped or not."""
-    # The kernel may truncate a process's name in the middle of a character, hence errors="replace".
+    """Returns the time at which the process was started [clock ticks since boot]. This time
+    distinguishes the process from a later process with the same PID. Returns None if the process
+    has ended, even if it was not reaped yet."""
+    # errors="replace", because the kernel may truncate a process's name in the middle of a
+    # character.
     try:
         state, *fields = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -88,7 +90,8 @@ class Identity:
 
     @classmethod
     def parsed(cls, text: str) -> "Identity | None":
-        """Returns the identity whose `str` is this text; None if the text is not an identity."""
+        """Returns the identity that `str` has turned into this text; None if the text is not an
+        identity."""
         words = text.split()
         if len(words) != 2 or not all(word.isdecimal() for word in words):
             return None
@@ -99,8 +102,8 @@ class Identity:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has ended, even if its parent has not reaped it. (In many containers,
-        the first process reaps no orphans.)"""
+        """Whether the process has ended. The result is True even if its parent has not reaped it.
+        (In many containers, the first process reaps no orphans.)"""
         return began(PROC / str(self.pid)) != self.began
 
     def send(self, number: signal.Signals) -> None:
@@ -110,8 +113,9 @@ class Identity:
                 os.kill(self.pid, number)
 
     def wait(self, limit_s: float) -> bool:
-        """Waits until the process has ended, and then, for a short time, until its parent has
-        reaped it. Returns False if the process has not ended within limit_s [s]."""
+        """Waits until the process has ended. Returns False if it has not ended within limit_s [s].
+        If it has, waits a short time (REAP_LIMIT_S) until its parent has reaped it, and returns
+        True."""
         limit = time.monotonic() + limit_s
         while not self.has_ended:
             if time.monotonic() >= limit:

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterable
 
-# The least length of a word that is searched for inside known words. Shorter words occur inside too
-# many of them.
+# The smallest length of a word that is searched for inside known words. Shorter words occur inside
+# too many known words.
 LEAST_PIECE = 4
 
 
 def nearest(written: str, known: Iterable[str]) -> str | None:
-    """Returns the known word that is spelled most like `written`. If no word is similar, returns
-    the first known word that contains `written`; None if there is no such word."""
-    # difflib is imported only here, because it takes memory, and is needed only for a wrong word.
+    """Returns the known word that is most similar to `written`. If no word is similar, returns the
+    first known word that contains `written`; None if no known word contains it."""
+    # difflib is imported only here, because it takes memory, and is needed only after a wrong word.
     from difflib import get_close_matches
 
     words = list(known)
@@ -23,7 +23,7 @@ def nearest(written: str, known: Iterable[str]) -> str | None:
 
 
 def hint(written: str, known: Iterable[str], otherwise: str) -> str:
-    """Returns the hint for an unknown word: the word that was probably meant, or `otherwise` if
-    there is none."""
+    """Returns the hint for an unknown word: the word that was probably meant, or `otherwise` if no
+    known word is similar."""
     meant = nearest(written, known)
     return f"did you mean {meant!r}?" if meant else otherwise

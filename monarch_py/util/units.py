@@ -37,9 +37,9 @@ def parse_size(size: str) -> int:
 
 
 def parse_amount(amount: str) -> float:
-    """Returns the number of bytes that `amount` stands for, as the nearest float. The amount is
-    an average, so fractions of a byte are kept (``0.76KiB`` is 778.24). Apart from fractions of a
-    byte, the function accepts the same texts as `parse_size`."""
+    """Returns the number of bytes that `amount` means, as the nearest float. The amount is an
+    average, so fractions of a byte are kept (``0.76KiB`` is 778.24). The function accepts the same
+    texts as `parse_size`, and also fractions of a byte."""
     return float(_parsed(amount, amount, "size")[0])
 
 
@@ -61,7 +61,8 @@ def _parsed(text: str, written: str, what: str) -> tuple[Fraction, int]:
     """Returns the exact number of bytes that `text` means, and the number of bytes in the text's
     unit.
 
-    written : what the user has written, of which `text` may be a part; error messages quote it
+    written : the complete text that the user has written, which error messages quote; `text` may be
+        a part of it
     what : "size" or "rate", for error messages
     """
     found = _SIZE.fullmatch(text.strip())
@@ -89,8 +90,8 @@ def format_size(n_bytes: int) -> str:
         raise ValueError(f"{n_bytes} is not a size")
     if n_bytes < KIB:
         return f"{n_bytes} B"
-    # The unit is chosen by the rounded number, so that 1 MiB minus a byte becomes "1 MiB", never
-    # "1024 KiB".
+    # The number is rounded before the unit is chosen, so that 1 MiB minus a byte becomes "1 MiB",
+    # never "1024 KiB".
     fitting = (pair for pair in _BINARY_UNITS if _tenths(n_bytes, pair[1]) < 10 * 1024)
     name, unit = next(fitting, _BINARY_UNITS[-1])
     whole, tenth = divmod(_tenths(n_bytes, unit), 10)
