@@ -17,10 +17,10 @@ def is_loopback(address: str) -> bool:
 def serving_address(config: Config) -> str:
     """Returns the address at which the other nodes reach this node.
 
-    The key `peers` of the configuration can name the address, or an interface, whose first address
-    is then returned. If the key names neither, the function tries the addresses to which the host's
-    name resolves, and then the addresses of all interfaces. It returns the first address that is
-    not a loopback address, or 127.0.0.1 if there is none.
+    If the configuration contains `peers.address`, returns this address. If it contains
+    `peers.interface`, returns the first address of this interface. Otherwise tries the addresses to
+    which the host's name resolves, and then the addresses of all interfaces. Returns the first of
+    them that is not a loopback address, or 127.0.0.1 if there is none.
 
     Raises ConfigError if the configuration names an interface that has no address.
     """

@@ -1,6 +1,7 @@
 """Runs steps on all ranks together. If a step fails on any rank, all ranks end with the same error.
 
-At the end of each step, every rank receives the outcomes of all ranks.
+A rank is an MPI process; one of them runs on each node. At the end of each step, every rank
+receives the outcomes of all ranks.
 """
 
 import traceback
@@ -13,7 +14,8 @@ from monarch_py.errors import MonarchError
 
 T = TypeVar("T")
 
-# The largest number of nodes that one sentence names. Further nodes are only counted.
+# The largest number of nodes whose names are written into one sentence. Of further nodes, only the
+# number is written.
 MOST_NAMES = 4
 
 
@@ -43,7 +45,7 @@ def together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
     except MonarchError as error:
         outcome.problem, outcome.exit_status = str(error), error.exit_status
     # An unexpected error must not end this rank here, because the other ranks would wait for this
-    # rank forever. So `gather` sends the error to the other ranks.
+    # rank forever. So the error is sent to the other ranks with `gather`.
     except Exception as error:
         traceback.print_exc()
         outcome.problem, outcome.exit_status = f"{type(error).__name__}: {error}", 1
@@ -58,7 +60,7 @@ def together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
 def told_once(said: Iterable[tuple[str, str]]) -> list[str]:
     """Merges equal sentences of several nodes into one sentence that begins with the nodes' names.
 
-    said : pairs of a node's name and a sentence from this node
+    said : pairs (name of a node, sentence from this node)
     """
     speakers: dict[str, list[str]] = {}
     for name, words in said:

@@ -1,4 +1,4 @@
-"""The steps with which a rank brings up the daemon of its own node."""
+"""The steps with which a rank starts the daemon of its own node."""
 
 import os
 import socket
@@ -23,12 +23,12 @@ from monarch_py.peers.membership import Cluster
 from monarch_py.peers.server import listen
 from monarch_py.scan.record import Listed, read_record, record_sources
 
-# TURN_LIMIT_S: how long [s] a command waits for the lock `turn`. Another command holds the lock
-# while it starts a daemon. During the start, the other command may list the sources for minutes.
-# TURN_PAUSE_S: the pause [s] between two attempts to take the lock.
+# TURN_LIMIT_S : how long a command waits for the lock `turn` [s]. Another command that starts a
+#     daemon holds this lock until the daemon runs. It may list the sources for minutes before that.
+# TURN_PAUSE_S : the pause between two attempts to acquire the lock [s].
 TURN_LIMIT_S, TURN_PAUSE_S = 300.0, 0.1
 # The number of attempts to reach the other nodes. There are two attempts, because a busy daemon may
-# answer the first attempt too late.
+# answer the first request too late.
 LOOKS = 2
 
 
@@ -52,9 +52,9 @@ class LocalNode:
         self._shares: Shares | None = None
 
     def take_turn(self) -> None:
-        """Waits until no other command is starting or ending a daemon on this node. From then until
-        `leave_turn`, no other command can start or end a daemon here. Raises SessionError if the
-        wait takes too long."""
+        """Waits until no other command is starting or ending a daemon on this node, and prevents
+        other commands from doing so until `leave_turn` is called. Raises SessionError if the wait
+        takes longer than TURN_LIMIT_S."""
         try:
             config = load_config(self._config_file)
         except MonarchError:
@@ -104,7 +104,7 @@ class LocalNode:
         finally:
             os.close(fd)
 
-    # --- rejoining a cluster that runs ------------------------------------------------------------
+    # --- a later start: the daemon rejoins its cluster --------------------------------------------
 
     def cluster(self) -> Cluster:
         """Returns the cluster to which this node's running daemon belongs."""
@@ -120,10 +120,11 @@ class LocalNode:
         return [_inode(source.real_path) for source in self._config.sources]
 
     def come_back(self, cluster: Cluster, roots: Sequence[int | None], name: str) -> list[str]:
-        """Starts the daemon at the address at which the other daemons expect it. The daemon lists
-        the sources itself. Returns the problems that the daemon reports, one sentence each.
+        """Starts the daemon at the address at which the running daemons of the other nodes expect
+        it. The daemon lists the sources itself. Returns the problems that the daemon reports, one
+        sentence each.
 
-        name : the name of a node whose daemon runs
+        name : the name of a node with a running daemon
         roots : the inode numbers of the sources' directories on that node
         """
         assert self._listener is not None
@@ -150,9 +151,9 @@ class LocalNode:
         return troubles(self._daemon.ask("status"))
 
     def unreached(self) -> list[dict[str, Any]]:
-        """Returns the other nodes whose daemons this node's daemon cannot reach. Each element is
-        what the daemon's command `all` reports about one node. Returns [] if this node's daemon
-        does not answer in time, which may happen if thousands of nodes are down."""
+        """Returns the nodes that this node's daemon cannot reach. Each element is the dict that the
+        daemon's command `all` returns for one node. Returns [] if this node's daemon does not
+        answer in time, which may happen if thousands of nodes are down."""
         silent: list[dict[str, Any]] = []
         with suppress(SessionError):
             for _ in range(LOOKS):
@@ -184,12 +185,12 @@ def _listen_again(host: str, port: int, session: SessionDir) -> socket.socket:
 
 def _check_record(config: Config, record: list[Listed], name: str) -> None:
     """Checks by inode numbers that each source is the same directory on this node as on the node
-    `name`, where the list `record` was made. Raises SessionError if a source differs."""
+    `name`, whose scan of the sources `record` contains. Raises SessionError if a source differs."""
     for source, listed in zip(config.sources, record, strict=True):
         samples = [(source.real_path / os.fsdecode(path), ino) for path, ino in listed.samples]
         is_same = _inode(source.real_path) == listed.root_ino
-        # `samples` are a few files of the source. It is enough if one of them has the listed inode
-        # number on this node, because the others may have been replaced after they were listed.
+        # `samples` contains a few files of the source. It is enough if one of them has the recorded
+        # inode number on this node, because the others may have been replaced meanwhile.
         if not is_same or (samples and all(_inode(file) != ino for file, ino in samples)):
             raise _other_source(source.path, name)
 

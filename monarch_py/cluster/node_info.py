@@ -20,8 +20,8 @@ from monarch_py.peers.server import listen
 from monarch_py.util.processes import boot_id
 
 THOSE_THAT_RUN = "the nodes with running daemons"
-# Hints for the user. A setting's hint is found by the part of its key that precedes the first "[".
-# The settings listed here may differ between nodes even if the configuration files are equal.
+# Hints for the user, for settings that may differ between nodes even if the configuration files are
+# equal. The key of this dict is the part of the setting's key before the first "[".
 _MENDS = {"Monarch": "install the same version there", "plan": "give all nodes the same plan"}
 
 
@@ -30,8 +30,8 @@ class NodeInfo:
     """The report of one rank about its node.
 
     name : the node's name, for messages
-    place : the identity of the node's daemon: host, boot, session, and file system of the shared
-        memory. Two different daemons differ in at least one of these four values
+    place : four values that together identify the node's daemon: the host's name, the boot ID, the
+        session, and the file system of the shared memory
     file : the path of the configuration
     address : where the daemon will listen; None if a daemon already runs on the node
     running : the name of the running daemon's cluster; "" if the daemon works alone; None if no
@@ -74,8 +74,8 @@ def make_info(config: Config, name: str) -> tuple[NodeInfo, socket.socket | None
 
 
 def _running(connection: DaemonConnection) -> tuple[str | None, bool]:
-    """Returns the name of the running daemon's cluster (None if no daemon runs here), and whether
-    the configuration is unchanged since that daemon read it."""
+    """Returns the name of the running daemon's cluster, or None if no daemon runs here. Also
+    returns whether the configuration is unchanged since that daemon has read it."""
     try:
         found = connection.ask("where")
     except SessionError:
@@ -84,8 +84,8 @@ def _running(connection: DaemonConnection) -> tuple[str | None, bool]:
 
 
 def _agreed(config: Config) -> dict[str, str]:
-    """Returns the settings that must be equal on all nodes. These settings decide how the nodes
-    refer to a file in their requests to each other, and which files the nodes share."""
+    """Returns the settings that must be equal on all nodes. These settings determine which files
+    the nodes share, and how the nodes identify a file in their requests to each other."""
     agreed = {"Monarch": __version__, "block_size": f"{config.block_size_bytes} bytes"}
     for i, source in enumerate(config.sources):
         key = f"sources[{i}]"
@@ -122,9 +122,9 @@ def check_infos(infos: Sequence[NodeInfo]) -> None:
 
 
 def check_members(infos: Sequence[NodeInfo], cluster: Cluster) -> None:
-    """Checks that the nodes are those on which the running daemons were started. Also checks the
-    nodes whose daemons do not run: their settings and quotas must be the same as when the running
-    daemons were started. If a check fails, raises SessionError, with the same words on every rank.
+    """Checks that the ranks are on the same nodes as when the cluster was started. Also checks that
+    the settings and quotas of nodes without a running daemon have not changed since that time. If a
+    check fails, raises SessionError, with the same words on every rank.
 
     infos : the nodes of this command's ranks;  cluster : the cluster of the running daemons
     """

@@ -1,8 +1,8 @@
 """Brings the daemons of all nodes up together.
 
-Every rank prepares its node, rank 0 lists the files of the sources, and every rank starts its
-daemon. If some daemons of a cluster run already, the missing daemons are started, and rejoin the
-cluster.
+One rank (an MPI process) runs on each node. Every rank prepares its node, rank 0 lists the files of
+the sources, and every rank starts its daemon. If some daemons of a cluster run already, the missing
+daemons are started, and rejoin the cluster.
 """
 
 import os
@@ -58,11 +58,12 @@ class Node:
 
 
 def bring_up(config_file: Path, launch: Launch) -> Node:
-    """Starts this node's daemon while all other ranks start theirs; returns when all daemons serve.
+    """Starts this node's daemon, while all other ranks start the daemons of their nodes. Returns
+    when all daemons are up.
 
-    If one rank fails, all ranks raise SystemExit. Before that, rank 0 prints the reason, and every
-    daemon that this call has started is ended. A rank that cannot join the others prints the reason
-    itself, and exits.
+    If one rank fails, rank 0 prints the reason, the daemons that this call has started are ended,
+    and all ranks raise SystemExit. A rank that cannot join the others prints the reason itself, and
+    exits.
     """
     try:
         ranks = Ranks(launch)
@@ -94,8 +95,8 @@ def bring_up(config_file: Path, launch: Launch) -> Node:
 
 
 def _bring_up(ranks: Ranks, here: LocalNode) -> Node:
-    # Two commands may bring up daemons at the same time. If both commands have their rank 0 on the
-    # same node, the second command waits here for the first.
+    # Two commands may bring up daemons at the same time. If rank 0 of both commands is on the same
+    # node, the second command waits here for the first.
     together(ranks, here.take_turn if ranks.rank == 0 else lambda: None)
     infos = together(ranks, here.prepare)
     warnings = told_once((info.name, words) for info in infos for words in info.warnings)
@@ -122,10 +123,10 @@ def _bring_up(ranks: Ranks, here: LocalNode) -> Node:
 
 
 def _of_unreached(silent: Sequence[dict[str, Any]], asker: NodeInfo) -> list[str]:
-    """Returns one sentence for each reason why a node cannot be reached. The sentence names all
-    nodes to which the reason applies.
+    """Returns one sentence for each reason why nodes cannot be reached, with the names of these
+    nodes.
 
-    silent : the nodes that the daemon on the node `asker` cannot reach, as `unreached` returns them
+    silent : the result of `LocalNode.unreached` on the node `asker`
     """
     found = []
     for why in dict.fromkeys(node["why"] for node in silent):
@@ -143,8 +144,8 @@ def _start(ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo]) -> list[lis
     """Starts the daemons of all nodes. Returns the problems that each node's daemon reports."""
     together(ranks, here.scan if ranks.rank == 0 else lambda: None)
     ranks.meet()
-    # The nodes' clocks may differ. But `meet` returns on all nodes at almost the same moment. On
-    # each node, `now` is that moment on the node's own clock.
+    # The nodes' clocks may differ, but `meet` returns on all nodes at almost the same moment. So
+    # `now` is this moment, on the clock of each node.
     now = time.monotonic()
     record, age, secret = ranks.broadcast((here.record, now - here.began, new_secret()))
     cluster = Cluster(ranks.rank, _members(infos), secret, infos[0].agreed)

@@ -11,9 +11,9 @@ from monarch_py.util.launcher import Launch
 
 T = TypeVar("T")
 
-# The shortest and the longest pause [s] between two polls in `meet`. A rank that blocks in MPI
-# keeps a core busy, and rank 0 may scan for minutes. So the ranks poll until all ranks have called
-# `meet`, and only then make a blocking call.
+# The shortest and the longest pause [s] between two polls in `meet`. A rank that waits in a
+# blocking MPI call uses a processor completely, and rank 0 may scan for minutes. So the ranks poll
+# until all ranks have called `meet`, and only then make a blocking call.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0002, 0.02
 HINT = "start each node's daemon separately with --alone"
 

@@ -36,8 +36,8 @@ REQUEST_BYTES = 1 << 20
 BACKLOG = 1024
 # After a failed accept(), the thread that accepts connections pauses for this long [s].
 ACCEPT_PAUSE_S = 0.2
-# Commands that only read the daemon's state. They create no work for the loop, so they do not wake
-# the loop.
+# Commands that only read the daemon's state. They create no work for the daemon's loop, so the loop
+# is not woken after them.
 ONLY_TELLING = ("status", "history", "open", "where", "all", "cluster")
 
 Request = dict[str, Any]
@@ -45,8 +45,8 @@ Action = Callable[[Request], Any]
 
 
 class Control:
-    """Answers the commands of this user and of root until the daemon ends. If the socket's file is
-    unlinked, the daemon ends, because no further command could reach it.
+    """Executes commands, which this user or root sends, until the daemon ends. If the socket's file
+    is unlinked, the daemon ends, because no further command could reach it.
 
     Raises OSError if the socket cannot be made.
     """
@@ -64,8 +64,8 @@ class Control:
         # accepted.
         daemon.at_end.callback(self._socket.close)
         daemon.at_end.callback(self._socket.shutdown, socket.SHUT_RDWR)
-        # Each of these commands runs from start to end inside `daemon.deciding()`, which holds
-        # the loop between two iterations.
+        # Each of these commands runs completely inside `daemon.deciding()`, between two iterations
+        # of the loop.
         self._between_turns: dict[str, Action] = {
             "stop": self._stop,
             "stay": self._stay,
@@ -124,8 +124,8 @@ class Control:
                 time.sleep(ACCEPT_PAUSE_S)
 
     def _take_in(self, connection: socket.socket) -> None:
-        """Answers a command in a thread of its own, so that a slow command (`look`, `all`) delays
-        no other command. If no thread can be started, this thread answers."""
+        """Executes a command in a separate thread, so that a slow command (`look`, `all`) delays no
+        other command. If no thread can be started, the calling thread executes it."""
         self._attended.add(connection)
         try:
             threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
@@ -139,7 +139,7 @@ class Control:
             except OSError as error:
                 log.info("the answer to a command could not be sent: %s", error)
             except Exception:
-                # A bad request must not end the daemon's service; the traceback goes to the log.
+                # A bad request must not end this service; the traceback is written to the log.
                 log.exception("a command failed in the daemon")
             finally:
                 self._attended.discard(connection)
@@ -192,8 +192,8 @@ class Control:
         return {}
 
     def _let_go(self, _: Request) -> Request:
-        """Makes the daemon end when no process uses it any more. This command changes nothing for a
-        daemon that `monarch run` has started, because such a daemon ends in that case anyway."""
+        """Makes the daemon end when no process uses it any more. A daemon that `monarch run` has
+        started ends in this case anyway, so the command has no effect on it."""
         let_go(self._session, self._daemon.stop_now)
         return {}
 
@@ -228,16 +228,16 @@ class Control:
         return {"added": self._daemon.add_source(source)}
 
     def _cluster(self, _: Request) -> Any:
-        """Returns the cluster, with its secret. Only this user and root can ask, and both could
-        read the secret in the daemon's memory anyway."""
+        """Returns the cluster, including its secret. Only this user and root can send commands, and
+        both could read the secret in the daemon's memory anyway."""
         if self._daemon.cluster is None:
             raise SessionError("the daemon of this configuration serves this node alone")
         return msgspec.to_builtins(self._daemon.cluster)
 
     def _scan(self, request: Request) -> Request:
-        """Asks the scan to list directories with everything below them. The request names each
+        """Requests the listing of directories with everything below them. The request contains each
         directory as (number of the source, path). Returns whether the scan has completed all
-        listings requested so far."""
+        listings that were requested so far."""
         scanner = self._daemon.scanner
         for number, path in request["directories"]:
             scanner.ask_for(int(number), str(path), is_deep=True, is_read=False)
@@ -270,16 +270,16 @@ class Control:
         return {"schema": SCHEMA_VERSION, "nodes": nodes}
 
     def _open_files(self, _: Request) -> Request:
-        """Returns the files that programs have open. The daemon's loop does not pause while these
-        files are searched for, because the search takes long."""
+        """Returns the files that programs have open. The search takes long, so it runs while the
+        daemon's loop continues."""
         opened, staging = all_opened(), self._daemon.filler.staging.number
         with self._daemon.deciding():
             return {"open": open_files(self._daemon.shared, staging, opened)}
 
     def _look(self, request: Request) -> Request:
-        """Looks up, at the source, files that the scan has not found yet, and adds these files to
-        the catalog. Returns the entries of all requested paths, with -1 for a path at which there
-        is no file."""
+        """Looks up files at the source that the scan has not found yet, and adds these files to the
+        catalog. Returns the entries of all requested paths, with -1 for a path at which there is no
+        file."""
         scanner, filler = self._daemon.scanner, self._daemon.filler
         paths = [(int(number), str(path)) for number, path in request["paths"]]
         met = [scanner.look(number, path) for number, path in paths]

@@ -27,8 +27,8 @@ COUNTED = (
 MOST_POINTS = 600
 # The interval between points when the daemon starts [s].
 FIRST_INTERVAL_S = 0.1
-# If a thread opens a file within this time [s] after its previous open, it counts as a reader for
-# all the time between the two opens.
+# If a thread opens a file within this time [s] after its previous open, it is counted as a reader
+# for all the time between the two opens.
 LONGEST_READ_S = 30.0
 
 Point = tuple[Any, ...]
@@ -39,9 +39,10 @@ class Moment:
     """The counters at a point in time.
 
     seconds : the time since the daemon's start [s];  totals : the counters so far
-    opens : (slots,) how many files programs have opened, by slot; each thread counts in one slot
-    epoch : the epoch of the plan that is followed, or None
-    memory_bytes : how much more memory a RAM tier may take now [bytes]
+    opens : (slots,) how many files programs have opened, one counter for each slot. Each thread
+        increases the counter of one slot; several threads may have the same slot
+    epoch : the present epoch of the plan that the daemon follows, or None
+    memory_bytes : how much more memory a RAM tier may use now [bytes]
     """
 
     seconds: float
@@ -55,11 +56,11 @@ class History:
     """A time series of the counters, as totals since the daemon's start.
 
     A point is (seconds since the start, the counters of COUNTED, epoch, readers, memory). `readers`
-    is the number of program threads that were reading. A thread counts as reading if it has opened
-    a file since the previous point. A thread that takes long for one file counts too: it opens no
-    file between two points, but has opened one before them, and opens its next file after them.
-    `_fill_gaps` adds such a thread when it opens its next file. `memory` is the least amount of
-    memory that was available to a RAM tier since the previous point [bytes].
+    is the number of program threads that were reading. A thread is counted if it has opened a file
+    since the previous point. A thread that reads one file for a long time opens no file between two
+    points. `_fill_gaps` adds such a thread to earlier points when the thread opens its next file.
+    `memory` is the least amount of memory that was available to a RAM tier since the previous point
+    [bytes].
     """
 
     def __init__(self) -> None:
@@ -80,9 +81,9 @@ class History:
             len(self._points) > 1
             and self._points[-2][1:-1] == self._points[-1][1:-1] == point[1:-1]
         ):
-            # The last two points and the new one are equal, except for time and memory. So the new
-            # point replaces the last one: the first and the last point of a period without changes
-            # are enough to describe the period.
+            # The last two points and the new point differ only in time and memory. The first and
+            # the last point of a period without changes are enough to describe the period. So the
+            # new point replaces the last one.
             point = (*point[:-1], min(self._points.pop()[-1], point[-1]))
         self._points.append(point)
         if len(self._points) > MOST_POINTS:
@@ -90,9 +91,9 @@ class History:
 
     def _fill_gaps(self, moment: Moment) -> None:
         """Corrects the number of readers at earlier points. A thread that has opened a file since
-        the last point has been reading since its previous open. So the thread is added as a reader
-        to all points since that previous open. If the previous open was more than LONGEST_READ_S
-        ago, the thread is added to no point."""
+        the last point is assumed to have read since its previous open. So the thread is added to
+        the readers of all points after that previous open, unless the previous open was more than
+        LONGEST_READ_S ago."""
         if self._opens is None:
             self._opened_s = np.full(len(moment.opens), -np.inf)
             return
@@ -120,8 +121,8 @@ class History:
 
     def told(self, now: Moment) -> dict[str, list[Any]]:
         """Returns all points, followed by a point for the moment `now`, as a dict with one list for
-        each field. Stores nothing, so that the history does not depend on how often it is
-        requested."""
+        each field. The point for `now` is not stored, so the history does not depend on how often
+        it is requested."""
         points = [*self._points, self._point(now)]
         names = ("seconds", *COUNTED, "epoch", "readers", "memory_bytes")
         return {name: [point[i] for point in points] for i, name in enumerate(names)}

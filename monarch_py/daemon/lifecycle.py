@@ -44,8 +44,8 @@ from monarch_py.util.threads import note_all_failures
 
 log = logging.getLogger("monarch.daemon")
 
-# A daemon raises its limit on open descriptors to this number, or to the administrator's limit if
-# that is lower.
+# A daemon raises its soft limit on open file descriptors to this number, or to the hard limit if
+# the hard limit is lower.
 DESCRIPTORS = 65536
 # How much of the previous daemon's log is kept [bytes].
 KEPT_LOG = 1 << 20
@@ -65,8 +65,8 @@ def _session_lock(session: SessionDir, config_file: Path) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            # The lock's path may lead to another file by now. Then that file and the socket belong
-            # to another daemon.
+            # If the lock's path leads to another file by now, that file and the socket belong to
+            # another daemon, and must not be removed.
             if id_of(session.lock) == id_of(fd):
                 session.socket.unlink(missing_ok=True)
                 session.lock.unlink(missing_ok=True)
@@ -101,16 +101,17 @@ def _told_in_a_sentence() -> Iterator[None]:
     except MemoryError as error:
         raise SessionError(
             f"the daemon cannot start: {error or 'there is no memory'}; raise the limits on"
-            " memory and threads (ulimit -v, -u), or those of the job"
+            " memory and threads (ulimit -v, -u), or the job's limits"
         ) from error
 
 
 def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = "") -> None:
     """Runs a daemon in this process until SIGTERM, SIGINT, SIGHUP or `monarch stop`.
 
-    kind : which watch ends the daemon once it is unused (see `orphan`). SHARED: an `OrphanWatch`,
-        some time after the last of the runs that share the daemon has ended. AUTOSTARTED: an
-        `IdleWatch`, when no process has used the daemon for `idle_exit`. "": none at first
+    kind : which thread ends the daemon when it is unused (see `orphan`). SHARED: an `OrphanWatch`,
+        some time after the last `monarch run` that uses the daemon has ended. AUTOSTARTED: an
+        `IdleWatch`, when no process has used the daemon for `idle_exit`. "": no thread, until the
+        command `let_go` starts one
 
     Raises ConfigError, SessionError or TierError if the configuration, the session or the tiers
     cannot be used.
@@ -127,8 +128,8 @@ def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = 
             config = load_config(config_file)
             session = SessionDir.of(config.file)
             stack.enter_context(_session_lock(session, config.file))
-            # The record tells the preload library whether it should start a daemon when there is
-            # none (ipc/record.py). Without `autostart`, no record is needed. But a record of an
+            # The record is a file that tells the preload library whether to start a daemon if none
+            # runs (ipc/record.py). Without `autostart`, no record is needed. But a record of an
             # earlier daemon must be replaced, because it may tell the library to start a daemon.
             if config.autostart or session.autostart.exists():
                 with contextlib.suppress(OSError, SessionError):
@@ -160,8 +161,8 @@ def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = 
         if watch is not None:
             watch.begin(daemon.stop_now)
         log.info("process %d serves %s (version %s)", os.getpid(), config.file, __version__)
-        # `spawn` has turned the garbage collector off. The collector can ignore all objects that
-        # exist now, because they live until the end.
+        # `spawn` has turned the garbage collector off until now. `freeze` makes the collector
+        # ignore all objects that exist now, because they live until the end.
         gc.freeze()
         gc.enable()
         control.begin()
@@ -182,9 +183,9 @@ def _raise_if_lost(daemon: Daemon) -> None:
 
 
 def end_process(status: int = 0) -> NoReturn:
-    """Ends this process after its daemon has ended. Unlike the interpreter's own exit, this
-    function does not wait for threads, because nobody needs their results any more. A thread may
-    still compute a plan's placement, or hang in a file system."""
+    """Ends this process after the daemon's loop has ended. Unlike the interpreter's own exit, this
+    function does not wait for threads, because nobody needs their results any more. For example, a
+    thread may still compute where a plan's files are kept, or may hang in a file system."""
     logging.shutdown()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
@@ -192,9 +193,9 @@ def end_process(status: int = 0) -> NoReturn:
 
 
 def _raise_limits() -> None:
-    """Raises the soft limits on the address space and on descriptors. The usual limit on
-    descriptors suits programs that use select(), but is too low for a daemon, which has a
-    connection for each peer. If that limit cannot be raised, the daemon has fewer connections."""
+    """Raises the soft limits on the address space and on file descriptors. The usual limit on
+    descriptors is low for the sake of programs that use select(). It is too low for a daemon, which
+    has connections to each peer. If it cannot be raised, the daemon has fewer connections."""
     with contextlib.suppress(OSError, ValueError):
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
@@ -261,8 +262,9 @@ def main() -> None:
 
 
 def _say_last(line: str) -> None:
-    """Writes a line to standard error, which is the log. If the log was removed with its session,
-    also writes the line to syslog and to a new log file, where a user looks for the reason."""
+    """Writes a line to standard error, which is the log. If the log's file was removed together
+    with the session, also writes the line to syslog and to a new log file. Users look there to find
+    out why the daemon has ended."""
     # The write fails if shared memory, which holds the log, is full.
     with contextlib.suppress(OSError):
         sys.stderr.write(line)

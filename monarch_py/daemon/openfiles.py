@@ -1,8 +1,8 @@
 """Finds which processes have files of a source open, and whether the source or a copy serves them.
 
-Every descriptor and mapping of every process of this user is examined (/proc/PID/fd and
-/proc/PID/maps). Only /proc and the kernel's caches are read, because a file system may hang. The
-catalog's index of copies shows which file a copy belongs to.
+Every file descriptor and mapping of every process of this user is examined (/proc/PID/fd and
+/proc/PID/maps). Only /proc and the kernel's caches are read, because a file system may hang. An
+index in the catalog shows to which source file a copy belongs.
 """
 
 import os
@@ -91,9 +91,10 @@ class _Finder:
             (i, int(control.tier[i].dev)) for i in range(control.tiers) if control.tier[i].usable
         ]
         self.sources = [(i, int(control.source[i].dev)) for i in range(control.sources)]
-        # The index of copies lacks short-lived copies: copies in the staging area, and copies that
-        # this daemon has made in tiers with eviction. These copies are found in the table
-        # `_coming_and_going`.
+        # The catalog's index of copies does not contain short-lived copies: copies in the staging
+        # area, and copies that this daemon has made in tiers with eviction. The dict
+        # `_coming_and_going` maps the (tier number, inode number) of each short-lived copy to the
+        # file's entry.
         catalog = shared.catalog
         evicting = int(catalog.c.evicting)
         come_and_go = [n for n, _ in self.tiers if n == staging or evicting >> n & 1]
@@ -142,10 +143,10 @@ def all_opened() -> list[Opened]:
 
 
 def open_files(shared: Shared, staging: int, opened: Iterable[Opened]) -> list[dict[str, Any]]:
-    """Returns one row for each open file that is in the catalog, and for each open copy of such a
+    """Returns one dict for each open file that is in the catalog, and for each open copy of such a
     file.
 
-    staging : the number of the staging area
+    staging : the tier number of the staging area
     """
     finder = _Finder(shared, staging)
     return [{**who, **found} for who, *file in opened if (found := finder.find(*file))]
@@ -155,12 +156,12 @@ def writers(devices: set[int]) -> Iterator[tuple[int, int]]:
     """Yields (device, inode) of files on these devices that a process of this user has open for
     writing.
 
-    The daemon must know these files, because the library does not see all writes to them: a process
-    may have opened its file before the session began.
+    The daemon must know these files, because the preload library does not see all writes to them.
+    For example, a process may have opened its file before the session began.
     """
     for process in own_processes():
         for _, file in _regular_files(process, _may_write):
-            # A file without a name was removed and is no file of a source any more. Its inode
-            # number may be reused for a new file, which must not count as open for writing.
+            # A file without a link was removed, so it is not a file of a source any more. Its inode
+            # number may be reused for a new file, which must not be regarded as open for writing.
             if int(file.dev) in devices and file.links:
                 yield int(file.dev), int(file.ino)

@@ -1,15 +1,15 @@
 """Ends an unused daemon that no command will end.
 
-Normally, the last `monarch run` that uses a daemon ends the daemon. An `OrphanWatch` ends the
-daemon in two other cases: the last run was killed, or the last run ended while other processes
-still used the daemon. An `IdleWatch` ends a daemon that was started for the first program of a job
-(commands/autostart.py).
+A run is a process of the command `monarch run`. Normally, the last run that uses a daemon ends the
+daemon. An `OrphanWatch` ends the daemon in two other cases: the last run was killed, or the last
+run ended while other processes still used the daemon. An `IdleWatch` ends a daemon that was started
+when the first program of a job opened a file (commands/autostart.py).
 
-The runs that share a daemon hold a lock (see ipc/shares.py). The kernel releases the lock of a run
-that is killed. The commands of a killed run go on, and may have started processes that use the
-session. The daemon serves all of these processes, and ends some time after the last of them has
-ended. A separate thread looks for these processes, because reading /proc can block while a process
-waits for a file system.
+All runs that share a daemon hold a lock (see ipc/shares.py). When a run is killed, the kernel
+releases its lock. But the command that the run has started continues, and may have started further
+processes that use the session. The daemon serves all of these processes, and ends some time after
+the last of them has ended. A separate thread looks for these processes, because reading /proc can
+block while a process waits for a file system.
 """
 
 import logging
@@ -30,12 +30,12 @@ log = logging.getLogger("monarch.orphan")
 
 # The time between two checks of whether the daemon is used [s].
 LOOK_S = 1.0
-# An `OrphanWatch` ends a daemon that has been unused for this long [s]. It does not end the daemon
-# earlier, because the next step of a job may begin after a pause.
+# An `OrphanWatch` ends a daemon that has been unused for this long [s]. It waits this long because
+# the next step of a job may begin after a pause.
 UNUSED_S = 5.0
-# An `IdleWatch` makes this many checks in the time that a daemon may stay unused, but at most one
-# check every LOOK_S. More checks would cost too much: a check reads the mappings of all processes
-# of the user.
+# The time for which a daemon may stay unused is divided into this many intervals. An `IdleWatch`
+# makes one check per interval, but at most one check every LOOK_S. More checks would cost too much,
+# because each check reads the mappings of all processes of the user.
 LOOKS = 20
 
 
@@ -100,9 +100,10 @@ class _Watch(ABC):
         return not is_unused or self._shares.has_command()
 
     def _take_over(self) -> bool:
-        """Records that this watch ends the daemon, so that no run need end it. If a new run has
-        begun, returns False and records nothing. If the result is True, this process holds the lock
-        `turn` until the process ends, so that no run can start the next daemon before then."""
+        """Records that this watch ends the daemon, so that no run has to end it. If a new run has
+        begun, returns False and records nothing. Otherwise returns True. This process then holds
+        the lock `turn` until the process ends, so that no run can start the next daemon before
+        that."""
         if not self._shares.try_turn():
             return False
         if self._shares.is_unused() and self._is_ours():
@@ -118,9 +119,9 @@ class _Watch(ABC):
 
 
 class OrphanWatch(_Watch):
-    """Ends a daemon that several `monarch run` commands share, once no run, job or process uses the
-    daemon. The constructor records (`Shares.note_daemon`) that the daemon belongs to the runs, and
-    raises OSError if that fails."""
+    """Ends a daemon that several `monarch run` commands share, when no run, job or process uses the
+    daemon any more. The constructor records (`Shares.note_daemon`) that the runs share this daemon.
+    It raises OSError if the record cannot be written."""
 
     def __init__(self, session: SessionDir) -> None:
         super().__init__(session, UNUSED_S, LOOK_S)
@@ -129,7 +130,7 @@ class OrphanWatch(_Watch):
         self._shares.note_daemon(self._me)
 
     def _is_ours(self) -> bool:
-        # If this daemon is no longer recorded, `monarch start` has taken it over.
+        # If this daemon is not recorded any more, `monarch start` has made it permanent.
         return self._shares.daemon() == self._me
 
     def _is_used(self) -> bool:
@@ -150,8 +151,8 @@ def let_go(session: SessionDir, stop: Callable[[], None]) -> None:
 
 class IdleWatch(_Watch):
     """Ends an unused daemon that no command would end. If a program begins and ends between two
-    checks, the count of opened files shows that the daemon was used. A daemon that makes copies
-    (for `monarch warm`, or a plan) counts as used as well.
+    checks, the number of opened files shows that the daemon was used. A daemon is also in use while
+    it makes copies (for `monarch warm`, or for a plan).
 
     idle_s : the daemon ends after it has been unused for this long [s]
     """
@@ -161,7 +162,7 @@ class IdleWatch(_Watch):
         self._daemon, self._done = daemon, (0, 0)
 
     def _is_ours(self) -> bool:
-        # `monarch start` sets `stays` when it takes this daemon over.
+        # `monarch start` sets `stays` if this daemon is already running, to make it permanent.
         return not self._daemon.stays
 
     def _is_used(self) -> bool:

@@ -1,5 +1,4 @@
-"""Decides how fast the daemon works beside programs: how long its loop pauses after an iteration,
-and how many names the scan may examine."""
+"""Decides how long the daemon's loop pauses after an iteration, and how far the scan may go."""
 
 import math
 import time
@@ -11,52 +10,54 @@ from monarch_py.daemon.plans.manager import PlanManager
 from monarch_py.daemon.scan.pace import LEAST, ScanPace
 from monarch_py.scan.walk import ALL_NAMES
 
-# How long the loop sleeps unless a client rings the doorbell [ms]. This time determines how often
-# switch files and recently changed files are checked, and how often the heartbeat is incremented.
+# The doorbell is a futex in shared memory, with which clients wake the daemon's loop. TURN_MS is
+# how long the loop sleeps if the doorbell does not ring [ms]. This time determines how often switch
+# files and recently changed files are checked, and how often the heartbeat is incremented.
 TURN_MS = 250
-# How long the loop sleeps [ms] after QUIET_TURNS iterations in which no client rang the doorbell.
-# The sleep is long, because an iteration after a sleep is expensive: the processor caches are cold.
-# On a node that only sent files to other nodes, four iterations a second used a fifth as much
-# processor time as sending the files.
+# How long the loop sleeps [ms] after QUIET_TURNS iterations in which the doorbell did not ring. The
+# sleep is long, because an iteration after a sleep is expensive: the processor caches are cold. On
+# a node that only sent files to other nodes, sending the files took only five times as much
+# processor time as four iterations of the loop per second.
 QUIET_TURN_MS = 1000
 QUIET_TURNS = 8
 # How long the loop sleeps while anything is filled or checked [ms]. An iteration then has three
 # duties. It adapts the number of concurrent reads to the throughput of the sources. It finds the
-# files that readers wait for: a waiting reader wakes the engine, but not the loop. It counts and
-# records the copies that the engine has published.
+# files that readers wait for, because a waiting reader wakes the engine, but not the loop. It
+# counts and records the copies that the engine has published.
 BUSY_TURN_MS = 50
-# The loop sleeps as long as if nothing was filled while three conditions hold: at most FEW files
-# are being filled; programs use all these files; and nothing else is left to do. Programs have then
-# read the files and handed them over, and the engine fills the files without the loop.
+# A small file in use is usually read and handed over by its program, and the engine fills it
+# without the loop. So if only files in use are being filled, at most FEW of them, and nothing else
+# is left to do, the loop sleeps as if no file was being filled.
 FEW = 16
 # How long the loop sleeps [ms] while programs open files of a plan, or while the scan must soon
-# find more files so that fills ahead can go on. The time is short, so that the loop soon sees what
-# programs open, and what the scan has found.
+# find more files that can be filled in advance. The time is short, so that the loop soon notices
+# what programs open, and what the scan has found.
 FOLLOWING_TURN_MS = 10
 # While the scan waits for a program's first open, the loop checks for that open at this interval
 # [ms]. The open itself rings no doorbell.
 FIRST_OPEN_MS = 5
 # After each iteration the loop rests, to leave the processors to programs.
 # REST : the rest lasts this many times as long as the iteration, up to a maximum. Then the loop
-#     rests once more for the same time if it may (`may_rest_on`).
-# MOST_REST_S : the maximum [s]. It is short enough that readers do not consider the daemon dead.
+#     rests once more for the same time if `may_rest_on` allows it.
+# MOST_REST_S : the usual maximum of the rest [s]. It is so short that readers do not consider the
+#     daemon dead.
 # SHORT_REST_S : the maximum if work is left, or if programs follow a plan [s].
-# NAMES_REST : applies while fills ahead wait until the scan finds more files. Let t be the time
-#     until all files found so far are filled. The maximum is then t, but at least SHORT_REST_S and
-#     at most MOST_REST_S. The minimum is NAMES_REST * t or LONG_REST_S, whichever is less. Without
-#     a minimum, each batch of files from the scan would start an iteration, even while many files
-#     are left to fill.
+# NAMES_REST : used while almost all files that the scan has found are filled, so that fills in
+#     advance must wait for the scan. Let t be the time until all files found so far are filled. The
+#     maximum is then t, but at least SHORT_REST_S and at most MOST_REST_S. The minimum is
+#     NAMES_REST * t or LONG_REST_S, whichever is less. Without a minimum, each batch of files from
+#     the scan would start an iteration, even while many files are left to fill.
 # REST_BACK, LONG_REST_S : these replace REST and MOST_REST_S [s] if an iteration costs programs
-#     more time than it saves. There are three such cases: background fills stand back
+#     more time than it saves. There are three such cases: the engine runs fewer background fills
 #     (`Engine.stands_back`); programs hardly wait for the sources; or during the rest so far,
-#     programs have opened only copies, and no file was filled. The last two cases count only if no
+#     programs have opened only copies, and no file was filled. The last two cases apply only if no
 #     work is left and no plan is followed.
-# NAP_S : the part of the rest that is never cut short [s]. The remaining part ends as soon as the
-#     engine leaves work to the loop, for example a fill that a reader waits for.
+# NAP_S : the first part of the rest, which is never cut short [s]. The remaining part ends as soon
+#     as the engine has work that only the loop can do, for example a fill that a reader waits for.
 REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
 REST_BACK, LONG_REST_S, NAMES_REST = 30, 0.1, 1 / 4
-# Programs count as waiting for the sources if their opens at the sources take longer than this on
-# average [s]. The loop rests for a shorter time, to fill files ahead, only if programs wait. If the
+# Programs are regarded as waiting for the sources if their opens at the sources take longer than
+# this on average [s]. Only then does the loop shorten its rest to fill files in advance. If the
 # sources answer sooner, as a local disk does, programs need the processors more than the loop does.
 WORTH_HASTE_S = 100e-6
 
@@ -64,8 +65,8 @@ WORTH_HASTE_S = 100e-6
 def _is_waiting(opens: int, open_s: float) -> bool:
     """Whether programs wait for the sources.
 
-    opens, open_s : how many files programs have opened at the sources, and the total time of these
-        opens [s]
+    opens, open_s : how many files programs have opened at the sources, and the total duration of
+        these opens [s]
     """
     return open_s > WORTH_HASTE_S * opens
 
@@ -75,7 +76,7 @@ def rest_after(took_s: float, names_last_s: float, *, is_short: bool) -> float:
 
     took_s : duration of the iteration [s]
     names_last_s : how soon all files that the scan has found will be filled [s]; infinite if fills
-        ahead are not waiting for the scan to find more files
+        in advance do not wait for the scan to find more files
     is_short : whether work is left, or programs follow a plan
     """
     if is_short:
@@ -89,12 +90,14 @@ def rest_after(took_s: float, names_last_s: float, *, is_short: bool) -> float:
 def may_rest_on(
     rest_s: float, names_last_s: float, orders: int, filled: int, *, is_more: bool
 ) -> bool:
-    """Returns whether the loop may rest once more for the same time. It must not rest if, during
-    that time, fills ahead would run out of files or the engine would run out of orders.
+    """Returns whether the loop may rest once more for the same time. It must not do so if the
+    engine would run out of orders during that time, or if all files that the scan has found would
+    be filled.
 
     rest_s : duration of the rest that has just ended [s];  names_last_s : as in `rest_after`
-    orders : number of orders when that rest began;  filled : how many files were filled during it
-    is_more : whether there are more files to be filled ahead, which the engine could not take yet
+    orders : the engine's number of orders when that rest began
+    filled : how many files were filled during that rest
+    is_more : whether there are more files to be filled in advance, whose fills are not ordered yet
     """
     return 2 * rest_s <= names_last_s and not (is_more and orders < 2 * filled)
 
@@ -119,10 +122,10 @@ class Pacing:
         self._scanner, self._ahead, self._plans = filler.scanner, ahead, plans
         self._is_stopping = is_stopping
         self._scan_pace = ScanPace(time.monotonic(), awaits_s=awaits_s)
-        # Whether all names are to be scanned, whatever programs do.
+        # Whether the scan runs without a limit, whatever programs do.
         self._is_urgent = False
-        # How soon all files that the scan has found will be filled [s]. Infinite unless the fills
-        # ahead wait for the scan to find more files.
+        # How soon all files that the scan has found will be filled [s]. Infinite if fills in
+        # advance do not wait for the scan to find more files.
         self._names_last_s = math.inf
         # Whether more than a few fills of files in use were left at the end of the last iteration.
         self._has_work = True
@@ -130,8 +133,9 @@ class Pacing:
     # --- the scan ----------------------------------------------------------------------------
 
     def pace_scan(self) -> None:
-        """Keeps the scan from running far ahead of the job, unless a plan or a command needs the
-        complete scan, or the scan finds copies of earlier sessions."""
+        """Limits how far the scan may run ahead of the job. There is no limit if the complete scan
+        is needed (for a plan, for a command, or in a cluster), without `prefetch: auto`, or while
+        the scan finds copies of earlier sessions."""
         ahead, totals = self._ahead, self._shared.totals()
         allowed = self._scan_pace.step(
             time.monotonic(),
@@ -162,10 +166,10 @@ class Pacing:
     # --- the loop ----------------------------------------------------------------------------
 
     def rest(self, took_s: float, *, busy: bool) -> bool:
-        """Sleeps after an iteration, to leave the processors to programs. The loop counts as awake
-        during this sleep, so that clients need not ring the doorbell. The sleep ends early if the
-        engine leaves work to the loop (see `Engine.rest`). Returns whether the engine has left
-        work.
+        """Sleeps after an iteration, to leave the processors to programs. To clients, the loop
+        seems to be awake during this sleep, so they do not ring the doorbell. The sleep ends early
+        if the engine has work that only the loop can do (see `Engine.rest`). Returns whether there
+        is such work.
 
         took_s : duration of the last iteration [s]
         busy : whether the last iteration has left work undone
@@ -200,11 +204,16 @@ class Pacing:
         return engine.rest(max(0.0, more_s))
 
     def wait(self, rung: int, wait_ms: int) -> int:
-        """Sleeps until the doorbell's count differs from `rung`, but for at most wait_ms [ms].
-        While the scan waits for a program's first open (`_awaits_open`), the sleep also ends as
-        soon as programs wait for the sources. If the first opens show that programs hardly wait for
-        the sources, the sleep lasts longer, because an iteration would cost programs more time than
-        it saves. Returns the current count."""
+        """Sleeps until the doorbell rings, but for at most wait_ms [ms]. Returns how often the
+        doorbell has rung by now.
+
+        While the scan waits for a program's first open (`_awaits_open`), the sleep also ends when
+        programs wait for the sources. If the first opens show that programs hardly wait for the
+        sources, the sleep lasts longer, because an iteration would cost programs more time than it
+        saves.
+
+        rung : how often the doorbell had rung at the last call
+        """
         while wait_ms > FIRST_OPEN_MS and self._awaits_open():
             rings = self._shared.wait(rung, FIRST_OPEN_MS)
             opens, open_s = self._shared.source_opens()

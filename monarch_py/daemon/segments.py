@@ -21,9 +21,9 @@ from monarch_py.storage.tiers import Tier
 READ_EVERYTHING = 1 << 1 | 1 << 2
 # The names of a client's counters, in the order of the fields of struct monarch_stats.
 COUNTERS = [name for name, _ in ffi.typeof("struct monarch_stats").fields if name != "unused"]
-# Clients mark files in three bitmaps: files that they have opened, files that are to be filled, and
-# files that they have read to their end. At most this many files are taken from each bitmap in one
-# iteration of the loop.
+# Clients set bits in three bitmaps: for files that they have opened, files that are to be filled,
+# and files that they have read to their end. At most this many files are taken from each bitmap in
+# one iteration of the loop.
 TAKEN = 65536
 
 
@@ -62,8 +62,8 @@ def _reads_everything() -> bool:
 
 
 class Shared:
-    """The segments of a session. They are created in the state STARTING; `serve` lets clients
-    attach, `close` makes the clients leave.
+    """The segments of a session. The session's state is STARTING at first. After `serve`, clients
+    can attach to the segments. `close` makes the clients detach.
 
     Raises OSError (ENOSPC) if shared memory has no room for the segments.
     """
@@ -93,8 +93,9 @@ class Shared:
         self._clients.publish()
         self._control.publish()
         self.catalog = Catalog(session, ffi.addressof(self.control, "generation"))
-        # The engine stores a stamp in the modification time of each copy in the staging area
-        # (monarch_stamp). `stamped` is the area's tier number plus 1, because 0 means no tier.
+        # The modification time of each copy in the staging area contains the number of the file's
+        # entry, and a stamp (monarch_stamp). `stamped` is the tier number of the staging area plus
+        # 1, because 0 means no tier.
         self.catalog.c.stamped = len(config.tiers) + 1
         self.catalog.c.evicting = sum(1 << number for number in config.evicting)
         self.catalog.c.salt = secrets.randbits(64)
@@ -129,8 +130,9 @@ class Shared:
             _put(slot, os.fsencode(switch) if switch else b"")
 
     def put_source(self, number: int, source: SourceConfig) -> None:
-        """Writes a source's description. Clients ignore it until `control.sources` counts the
-        source. Raises OSError if the source cannot be examined."""
+        """Writes a source's description into shared memory. Clients ignore the description until
+        `control.sources` is greater than the source's number. Raises OSError if the source cannot
+        be examined."""
         slot, found = self.control.source[number], source.real_path.stat()
         slot.dev, slot.ino = found.st_dev, found.st_ino
         path, alias = os.fsencode(source.real_path), os.fsencode(source.path)
@@ -138,9 +140,9 @@ class Shared:
         slot.alias_len = 0 if alias == path else _put(slot.alias, alias)
 
     def count_source(self, number: int, fd: int) -> None:
-        """Publishes a source to running clients, once `put_source` has written the source's
-        description. The count of sources is increased last, so that clients see no source without a
-        description. Before the increase, the doorbell is rung, which acts as a memory barrier.
+        """Publishes a source to running clients, after `put_source` has written the source's
+        description. The number of sources is increased last, so that clients see no source without
+        a description. The doorbell is rung before that, because this acts as a memory barrier.
 
         fd : a descriptor of the source's root
         """
@@ -166,8 +168,9 @@ class Shared:
         self.control.tiers = len(tiers)
 
     def hide_tier(self, number: int) -> None:
-        """Clears this tier's path, so that from here on no client opens anything in the tier,
-        whatever the catalog says. Open descriptors of its copies are still recognised as copies."""
+        """Clears this tier's path, so that clients open nothing in the tier any more, even if the
+        catalog still lists copies there. Open descriptors of the tier's copies are still recognized
+        as copies."""
         self.control.tier[number].path = b""
 
     def serve(self) -> None:
@@ -177,8 +180,8 @@ class Shared:
         self.control.heartbeat += 1
 
     def wait(self, rung: int, wait_ms: int) -> int:
-        """Waits until the doorbell's count differs from `rung`, but for at most wait_ms [ms].
-        Returns the current count."""
+        """Sleeps until the doorbell has rung more often than `rung` times, but for at most wait_ms
+        [ms]. Returns how often the doorbell has rung by now."""
         return int(lib.monarch_wait_doorbell(self.clients, rung, wait_ms))
 
     def ring(self) -> None:
@@ -193,9 +196,9 @@ class Shared:
             socket.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             os.close(self._changes_fd)
-        # The file `stopped` shows clients that the daemon ended in good order. Without the file,
-        # they warn that no daemon runs. If the file says "asked", attached clients do not start a
-        # new daemon.
+        # The file `stopped` shows clients that the daemon has ended properly. Without the file,
+        # they warn that no daemon runs. If the file contains "asked", a user has stopped the
+        # daemon, and attached clients do not start a new one.
         with contextlib.suppress(OSError):
             stopped = open_private(self.session.stopped, os.O_WRONLY)
             if self.was_asked_to_stop:
@@ -213,40 +216,40 @@ class Shared:
         return next((s.path for s in self._segments() if not s.is_linked()), None)
 
     def take_changes(self) -> None:
-        """Marks as changed the files that processes have reported in the session's file `changes`.
-        Processes that cannot map the segments report changes in this file."""
+        """Reads which files have been changed by processes that cannot map the segments, and marks
+        these files as changed. Such processes write to the session's file `changes`."""
         if self.clients.told:
             lib.monarch_take_changes(
                 self.clients, self.control, self.catalog.c, self._changes_fd, self._changes_taken
             )
 
     def changed(self, ids: Ids) -> Bools:
-        """Returns, for each of the files `ids`, whether a client has changed it, (n,). Clients mark
-        changed files in a Bloom filter, so a few unchanged files count as changed too."""
+        """Returns for each of the files `ids` whether a client has changed it, (n,). Clients record
+        changed files in a Bloom filter, so the result is also True for a few unchanged files."""
         flags, given = np.zeros(len(ids), dtype=np.uint8), (self.clients, self.control)
         lib.monarch_find_changed(*given, self.catalog.c, len(ids), pointer(ids), pointer(flags))
         return flags.astype(bool)
 
     def follow_opens(self) -> None:
-        """Makes clients record the files that they open, from now on. Clients do not ring the
-        doorbell for these records."""
+        """Makes clients report the files that they open, from now on. They do not ring the doorbell
+        after such a report."""
         self.control.follow_opens = 1
 
     def take_opened(self) -> Uints:
-        """Returns the entries that clients have opened for reading since the last call, (n,). It is
-        not known how often and in which order the entries were opened."""
+        """Returns the entries of the files that clients have opened for reading since the last
+        call, (n,). It is not known how often and in which sequence they were opened."""
         if not self.control.follow_opens:
             return NO_IDS
         return self._take(self.clients.opened)
 
     def take_wanted(self) -> Uints:
-        """Returns entries that programs have opened since the last call and that had no copy,
-        (n,)."""
+        """Returns the entries of files that programs have opened since the last call and that had
+        no copy, (n,)."""
         return self._take(self.clients.wanted)
 
     def take_read(self) -> Uints:
-        """Returns entries that programs have read to their end since the last call, (n,). Entries
-        that had a copy when they were opened are left out."""
+        """Returns the entries of files that programs have read to their end since the last call,
+        (n,). Files that had a copy when they were opened are left out."""
         return self._take(self.clients.read)
 
     def _take(self, bits: Any) -> Uints:
@@ -261,25 +264,29 @@ class Shared:
         return {"opens": totals["hits"] + totals["misses"], **totals}
 
     def opens_by_slot(self) -> Uints:
-        """Returns how many files programs have opened, (MONARCH_STAT_SLOTS,). Each thread counts in
-        one slot; several threads may share a slot."""
+        """Returns how many files programs have opened, one counter for each slot,
+        (MONARCH_STAT_SLOTS,). Each thread increases the counter of one slot; several threads may
+        have the same slot."""
         hits, misses = COUNTERS.index("hits"), COUNTERS.index("misses")
         return np.asarray(self._stats[:, hits] + self._stats[:, misses])
 
     def source_opens(self) -> tuple[int, float]:
-        """Returns how many files programs themselves have opened at the sources, and the total time
-        of these opens [s]."""
+        """Returns how many files programs themselves have opened at the sources, and the total
+        duration of these opens [s]."""
         totals = self.totals()
         return totals["source_opens"], totals["source_open_ns"] / 1e9
 
     def scan_hints(self, stuck: dict[int, int]) -> dict[tuple[int, str], bool]:
-        """Returns the files that clients have opened before the catalog knew them. A key of the
-        result is (source, relative path). The value is True if a program has read so much of the
-        file that the file is worth a copy.
+        """Returns the files that clients have opened and that were not in the catalog at that time.
+        A key of the result is (source, relative path). The value is True if a program has read so
+        much of the file that the file is worth a copy.
+
+        Clients write these files into slots in shared memory. A ticket identifies each use of a
+        slot.
 
         stuck : the slots that clients were writing at the last call, each with its ticket; this
-            call updates the dict. If a slot still has the same ticket and is not finished, its
-            writer counts as dead, and the slot is freed.
+            call updates the dict. If a slot still has the same ticket and is still being written,
+            the client is regarded as dead, and the slot is freed.
         """
         found: dict[tuple[int, str], bool] = {}
         for i in np.flatnonzero(self._tickets & np.uint64(3)).tolist():

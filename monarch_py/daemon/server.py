@@ -44,15 +44,16 @@ log = logging.getLogger("monarch.daemon")
 
 # The time between two checks of whether files of the session were removed [s].
 LOOK_S = 0.5
-# During an iteration, the engine may not order fills on its own. If an iteration takes longer than
-# this time [s], the engine may order fills for a moment between two parts of the iteration. A
-# shorter time would cost too much, because the free room of all tiers is computed for each such
-# moment.
+# During an iteration of the loop, the engine is not allowed to order fills on its own. If an
+# iteration takes longer than this time [s], the engine is allowed to do so for a moment between two
+# parts of the iteration. A shorter time would cost too much, because the free room of all tiers is
+# computed for each such moment.
 LET_S = 0.001
 
 
 class Daemon:
-    """The daemon of one session. The constructor makes it ready; `run` serves until `stop_soon`.
+    """The daemon of one session. The constructor prepares everything. `run` then serves clients
+    until `stop_soon` is called.
 
     The constructor raises ConfigError for a plan that cannot be followed, TierError if no tier can
     be used, and OSError if shared memory is full.
@@ -97,7 +98,7 @@ class Daemon:
             awaits_s=awaits_s,
             is_stopping=lambda: self._is_stopping,
         )
-        # Set the limit of the scan now, because the first iteration starts the scan.
+        # The scan's limit is set now, because the first iteration of the loop starts the scan.
         self._pacing.pace_scan()
 
     def _make_ready(
@@ -129,17 +130,17 @@ class Daemon:
         self._names: dict[Path, FileId | None] = {session.lock: id_of(session.lock)}
         self._lost_tiers: list[tuple[int, str]] = []
         self.at_end.callback(TierWatch(self.tiers, self._lose_tier).close)
-        # The first call of np.unique imports modules. The loop may later have no free descriptor
-        # and no time for these imports. So the first call is made here.
+        # The first call of np.unique imports modules. It is made here, because the loop may later
+        # have no free file descriptor and no time for the imports.
         np.unique(NO_IDS)
 
     def add_source(self, source: SourceConfig) -> bool:
         """Adds a source, which shares the tiers' quotas with the other sources. Any thread except
-        the loop's may call this method. Returns False if the daemon serves the source already,
-        perhaps as a part of another source. Raises SessionError if the source cannot be added."""
+        the loop's may call this method. Returns False if the daemon already serves the source, or
+        another source that contains it. Raises SessionError if the source cannot be added."""
         with self._one_source:
-            # These checks access file systems, which may be slow. So the loop does not wait for
-            # them.
+            # These checks access file systems, which may be slow. So they run while the loop
+            # continues.
             if self._has_source(source):
                 return False
             self._check_place(source)
@@ -191,10 +192,10 @@ class Daemon:
         self._names[path] = id_of(path)
 
     def _mark_open_for_writing(self, coming: Path | None = None) -> None:
-        """Marks files as changed: each file on the sources' file systems that some process has open
-        for writing.
+        """Marks all files as changed that are on the sources' file systems and that a process of
+        this user has open for writing.
 
-        coming : a new source; if it is set, only the file system of this source is examined
+        coming : a new source; if this is given, only the file system of this source is examined
         """
         control = self.shared.control
         devices = {int(control.source[i].dev) for i in range(control.sources)}
@@ -229,9 +230,9 @@ class Daemon:
 
     @contextmanager
     def deciding(self) -> Iterator[None]:
-        """Lets one thread at a time decide what is filled, published and dropped. Until the block
-        ends, the engine orders no fill on its own. Raises SessionError if the daemon is ending,
-        because its parts are closed then."""
+        """Returns a context in which the calling thread alone decides what is filled, published and
+        dropped. Other threads that want to do so wait, and the engine orders no fill on its own.
+        Raises SessionError if the daemon is ending, because its parts are closed then."""
         with self._lock:
             if self.is_closed:
                 raise SessionError("the daemon is ending")
@@ -254,16 +255,16 @@ class Daemon:
         self._let_engine_order()
         wanted = np.concatenate([self.scanner.take_hints(), *self._meet_read()])
         self.filler.checks.adopt_found()
-        # `wanted` contains the entries of files that programs opened before the catalog knew them.
-        # These files are filled only if the configuration says that an open is enough for a fill.
+        # `wanted` contains the entries of files that were not in the catalog when programs opened
+        # them. They are filled only if the configuration requests a fill for every opened file.
         if self.config.prefetch != "none" and not self.config.fill_after:
             self.filler.requests.want(wanted)
         self._take_opened(wanted)
         self.filler.requests.take_wants()
         self.filler.requests.take_demands()
         self._let_engine_order()
-        # An active plan determines what is filled ahead, and in which order. Nothing else is filled
-        # ahead while a plan is active.
+        # While a plan is active, it alone determines which files are filled in advance, and in
+        # which order.
         more = not self.plan_manager.is_active and self._fill_ahead()
         self._pacing.pace_scan()
         self._let_engine_order()
@@ -275,8 +276,8 @@ class Daemon:
             more |= self.filler.feed()
         self.plan_manager.step()
         self.ranks.step(self.plan_manager.due_bytes)
-        # The calls above may have dropped copies. The engine is ordered to remove these copies in
-        # the same iteration, because readers may wait for the room that the copies occupy.
+        # The calls above may have dropped copies. Their removal is ordered in the same iteration,
+        # because readers may wait for the room that the copies occupy.
         self.filler.copies.feed_drops()
         self.metadata.step()
         self.filler.answer()
@@ -297,11 +298,10 @@ class Daemon:
         )
 
     def _let_engine_order(self) -> None:
-        """Lets the engine order fills for a moment, if the last such moment was more than LET_S
-        ago. The loop calls this method between two parts of an iteration, because programs hand
-        over descriptors of files at any time. Without the call, the fills of these files would be
-        ordered only after the iteration, which takes long if there are more running threads than
-        processors."""
+        """Allows the engine to order fills for a moment, if the last such moment was more than
+        LET_S ago. The loop calls this method between two parts of an iteration. Otherwise the fills
+        of files that programs hand over would have to wait for the end of the iteration. An
+        iteration takes long if there are more running threads than processors."""
         if time.monotonic() - self._begun_s > LET_S:
             self.filler.end_turn()
             self._begin_turn()
@@ -311,8 +311,8 @@ class Daemon:
         self._begun_s = time.monotonic()
 
     def _meet_read(self) -> Iterator[Ids]:
-        """Adds to the catalog the files that programs have handed over and that the catalog did not
-        know. Yields the files' entries, one array for each source."""
+        """Adds files to the catalog that programs have handed over and that were not in the
+        catalog. Yields the files' entries, one array for each source."""
         for source in self.scanner.sources if self.shared.control.handed_bytes else ():
             renames = int(self.shared.clients.renames)
             entries, pool = self.filler.engine.unmet(source.number, renames)
@@ -322,7 +322,7 @@ class Daemon:
     def _take_opened(self, unmet: Ids) -> None:
         """Tells the daemon's parts which files programs have opened since the last iteration.
 
-        unmet : files that programs opened before the catalog knew them
+        unmet : files that were not in the catalog when programs opened them
         """
         opened = self.shared.take_opened()
         self.filler.staging.opened(opened)
@@ -334,10 +334,11 @@ class Daemon:
         return self.filler.requests.fill_met() or (not is_off and self.directory_prefetch.step())
 
     def _is_lost(self) -> bool:
-        """Returns whether the session was removed (`rm -rf` of shared memory in a job's epilogue,
-        RemoveIPC at the user's logout), and ends the daemon if so. If the daemon went on, new
-        processes could not attach, and clients would not learn which files those processes change.
-        Nobody could stop the daemon, and no other daemon could use its tiers."""
+        """Returns whether the session's files were removed (for example by `rm -rf` of shared
+        memory in a job's epilogue, or by RemoveIPC at the user's logout). If so, ends the daemon.
+        Otherwise new processes could not attach, and attached clients would not learn which files
+        the new processes change. Nobody could stop the daemon, and no other daemon could use its
+        tiers."""
         if time.monotonic() < self._next_look:
             return False
         self._next_look = time.monotonic() + LOOK_S
@@ -353,8 +354,8 @@ class Daemon:
         self.wake()
 
     def _give_up_tiers(self) -> None:
-        """Gives up the tiers that `TierWatch` reports as lost: drops their copies, so that the
-        files may be filled into other tiers."""
+        """Stops using the tiers that `TierWatch` has reported as lost, and drops their copies, so
+        that the files can be filled into other tiers."""
         while self._lost_tiers:
             number, why = self._lost_tiers.pop()
             tier = self.tiers[number]
@@ -367,15 +368,15 @@ class Daemon:
     def stop_soon(self) -> None:
         """Ends the loop after the current iteration. A signal handler may call this method.
 
-        The method does not ring the doorbell, because a signal interrupts the loop's sleep anyway.
-        It takes no lock (an Event would take one), because a second signal may arrive while the
-        first one is handled.
+        The doorbell is not rung, because a signal interrupts the loop's sleep anyway. No lock is
+        acquired (as an Event would do), because a second signal may arrive while the first one is
+        handled.
         """
         self._is_stopping = True
 
     def stop_now(self) -> None:
-        """Ends the loop from another thread. In this case no signal interrupts the loop's sleep. So
-        this method rings the doorbell, unlike `stop_soon`."""
+        """Ends the loop from another thread. No signal interrupts the loop's sleep in this case, so
+        this method also rings the doorbell."""
         self.stop_soon()
         self.wake()
 
@@ -388,9 +389,10 @@ class Daemon:
     def status(self) -> dict[str, Any]:
         """Returns the answer to `status`. It is computed between two iterations."""
         with self.deciding():
-            # The answer also covers what programs have opened since the last iteration.
+            # The status must include what programs have opened since the last iteration, and the
+            # copies that were published since then.
             self.filler.requests.take_wants()
-            if self.filler.collect():  # The answer also counts copies that were just published.
+            if self.filler.collect():
                 self.shared.ring()
             self._take_opened(NO_IDS)
             told = {
@@ -416,9 +418,9 @@ class Daemon:
 
     def _end_threads(self) -> int:
         """Ends the threads of the engine and the scan, and the thread that compares directories
-        with the sources. Returns the number of threads that hang in calls to a source that does not
-        answer. Those threads end with the process. Until then, the memory and descriptors that they
-        use stay valid."""
+        with the sources. Returns how many threads hang in a call to a source that does not answer.
+        They exist until the process ends, so the memory and descriptors that they use are not
+        freed."""
         until = time.monotonic() + END_LIMIT_S
         left = self.filler.close(END_LIMIT_S)
         self.metadata.close()

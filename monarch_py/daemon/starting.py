@@ -1,7 +1,6 @@
 """Starts the daemon's process, and waits for its end.
 
-This module imports nothing of the daemon itself, so that commands that start or end a daemon stay
-fast.
+This module does not import the daemon itself, so that commands that start or end a daemon are fast.
 """
 
 import contextlib
@@ -34,13 +33,13 @@ START_LIMIT_S = 60.0
 END_PAUSE_S = 0.1
 # A daemon whose start has failed is killed if it has not ended within this time [s].
 GIVE_UP_LIMIT_S = 5.0
-# The smallest address space with which a daemon starts [bytes]. A daemon with few files and 17
-# threads occupies 280 MiB of address space, and needs another 100 MiB for a moment when a thread
-# first allocates memory. In a smaller address space, threads fail while they start, and CPython
-# then waits for them forever.
+# The smallest limit on the address space with which a daemon starts [bytes]. A daemon with few
+# files and 17 threads occupies 280 MiB of address space, and needs another 100 MiB for a moment
+# when a thread first allocates memory. With a lower limit, threads fail while they start, and
+# CPython then waits for them forever.
 LEAST_ADDRESSES = 512 * MIB
-# The kinds of daemons, as command-line arguments. SHARED: several runs share the daemon.
-# AUTOSTARTED: the first program that opened a file of a dataset has started the daemon.
+# The kinds of daemons, as command-line arguments. SHARED: several `monarch run` commands share the
+# daemon. AUTOSTARTED: the first program that opened a file of a dataset has started the daemon.
 SHARED, AUTOSTARTED = "shared", "autostarted"
 # This message on the lifeline (see StartupInfo) tells a daemon to outlive the process that started
 # it.
@@ -49,18 +48,18 @@ STAY = b"s"
 HIDDEN = ("LD_PRELOAD", "MONARCH_CONFIG", "MONARCH_DISABLE")
 # The beginning of a line that the logger has written.
 LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
-# Signals that end a daemon in good order. A launcher may send more than one of them to each process
-# of a job step.
+# Signals that end a daemon properly. A launcher may send several of them to each process of a job
+# step.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
 class StartupInfo:
-    """The data that a process passes to each daemon when it starts the daemons of several nodes.
+    """What a daemon of a cluster receives from the process that starts it.
 
-    listener, record and lifeline are descriptors that the daemon inherits.
+    listener, record and lifeline are file descriptors that the daemon inherits.
 
-    listener : the socket at which the other nodes' daemons reach this one
+    listener : the socket to which the daemons of the other nodes connect
     record : the list of the sources' files (`scan.record`), if one node has made it for all
     lifeline : the read end of a pipe from the process that starts the daemons. If the pipe is
         closed before the daemon has read STAY from it, the daemon ends
@@ -76,8 +75,8 @@ class StartupInfo:
 
 
 def ignore_the_jobs() -> None:
-    """Makes this process ignore SIGUSR1 and SIGUSR2. These signals are meant for the training run
-    (Slurm's --signal), but also reach this process."""
+    """Makes this process ignore SIGUSR1 and SIGUSR2. A job may request these signals for its
+    training processes (Slurm's --signal), but they also reach this process."""
     handle((signal.SIGUSR1, signal.SIGUSR2), signal.SIG_IGN)
 
 
@@ -107,18 +106,17 @@ def spawn(
     config_file: Path, *, detach: bool, startup: StartupInfo | None = None, kind: str = ""
 ) -> "subprocess.Popen[bytes]":
     """Starts a daemon and waits until it answers. The daemon inherits only the descriptors in
-    `startup`. So neither a shell's `wait` nor the reader of a pipe waits for the daemon.
+    `startup`, so it keeps no pipe of this process open.
 
     The daemon has a process group of its own, so that neither Ctrl-C nor the closing of a terminal
-    ends it. But it stays in this process's session (setsid). Linux may schedule each session as one
-    unit (see autogroup in sched(7)). In a session of its own, the daemon would get as large a share
-    of busy processors as the complete job. But measurements showed that, in such a session, single
-    threads on one processor wait for 0.1 s or more while most of the daemon's threads run on
-    another.
+    ends it. But it stays in this process's session (setsid). Linux may divide the processors among
+    sessions instead of processes (see autogroup in sched(7)). In a session of its own, the daemon
+    would get as much processor time as the complete job. But in measurements, single threads of the
+    daemon then waited for 0.1 s or more on one processor, while most of its threads ran on another.
 
     detach : whether the daemon is to outlive this process. If so, this process does not wait for
         the daemon's end
-    kind : as in `serve`
+    kind : as in `lifecycle.serve`
 
     Raises SessionError, with the last line that the daemon has written, if the daemon does not
     start.
@@ -138,7 +136,7 @@ def spawn(
     try:
         _wait_until_up(process, session)
     # If a signal ends this process during the wait, the daemon must be ended too, because no other
-    # process knows that the daemon exists.
+    # process would end it.
     except BaseException:
         end(process, GIVE_UP_LIMIT_S)
         raise
@@ -155,7 +153,7 @@ def refuse_few_addresses() -> None:
         raise SessionError(
             f"the daemon cannot start: the address space is limited to {format_size(limit)}, but a"
             f" daemon needs {format_size(LEAST_ADDRESSES)}; raise the limit with `ulimit -v"
-            f" {LEAST_ADDRESSES >> 10}` or more, or raise that of the job"
+            f" {LEAST_ADDRESSES >> 10}` or more, or raise the job's limit"
         )
 
 
@@ -176,10 +174,11 @@ def _start(command: list[str], session: SessionDir, fds: list[int]) -> "subproce
 
 
 def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
-    """Waits until the daemon ends. Passes the signals ENDING on to the daemon as SIGTERM. Raises
-    SessionError, with the last line that the daemon has written, if the daemon has failed. If the
-    daemon ends while some of its threads hang in a source, its exit status is not known until the
-    source answers. In this case, the daemon is assumed to have ended properly."""
+    """Waits until the daemon ends. If this process receives one of the signals ENDING, it sends
+    SIGTERM to the daemon. Raises SessionError, with the last line that the daemon has written, if
+    the daemon has failed. If the daemon ends while some of its threads hang in a source, its exit
+    status is not available until the source answers. In this case, the daemon is assumed to have
+    ended properly."""
     handle(ENDING, lambda *_: process.terminate())
     daemon = Identity.of(process.pid)
     while process.poll() is None and not (daemon.has_ended and daemon.wait(0)):
@@ -217,11 +216,11 @@ def _last_words(session: SessionDir, status: int) -> str:
         lines = session.log.read_text(errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    # Lines of the logger, which begin with a timestamp, do not say why the daemon ended.
+    # Lines that the logger has written, which begin with a timestamp, do not contain the reason.
     said = [line for line in lines if not LOGGED.match(line)]
     if not said:
-        # The log lies in shared memory. If shared memory is full, or if the process may write no
-        # files, the log does not say why the daemon ended.
+        # The log is a file in shared memory. If shared memory is full, or if the process is not
+        # allowed to write files, the log does not contain the reason.
         size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
         limit = "" if size else met_limit(errno.EFBIG)
         return full_shm() or limit or f"it ended with status {status}; see {session.log}"

@@ -1,4 +1,4 @@
-"""The answer to the command `status`: one versioned schema, documented in docs/status.md."""
+"""Computes the answer to the command `status`, whose schema is documented in docs/status.md."""
 
 import os
 import time
@@ -77,7 +77,7 @@ def _staging(staging: Staging, readahead: ReadAhead) -> dict[str, Any] | None:
 def _source(scanner: Scanner, number: int, counts: Counts) -> dict[str, Any]:
     """Returns the status of one source.
 
-    counts : for each (state, reason), the number of the source's files and their total size [bytes]
+    counts : maps each (state, reason) to (number of the source's files, their total size [bytes])
     """
     source = scanner.sources[number]
     in_state: Counter[int] = Counter()

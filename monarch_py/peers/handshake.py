@@ -13,10 +13,11 @@ the node that it wants to reach. The secret itself is never sent.
                        disconnects
 
 The transcript t is GREETING s c p i j, followed by the addresses of i and j. Each side takes these
-addresses from its own `Party`, not from the other side. The labels prevent reflection: one side's
-proof is never valid as the other side's proof. The random numbers prevent replay of an old proof.
-Ranks and addresses prevent relay: an attacker at the address of one node cannot pass a proof on to
-another node. The client sends its proof first, so that a client without the secret learns nothing.
+addresses from its own `Party`, not from the other side. The labels ("client", "server") prevent
+reflection: one side's proof is never valid as the other side's proof. The random numbers prevent
+replay of an old proof. Ranks and addresses prevent relay: an attacker at the address of one node
+cannot pass a proof on to another node. The client sends its proof first, so that a client without
+the secret learns nothing.
 
 Each side then derives two keys from the secret and t: one key for the data that the side sends, and
 one for the data that it receives. These keys authenticate all further messages: requests and frames
@@ -89,12 +90,12 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """One node of a session, and what the node knows about all nodes. The constructor raises
-    ValueError if the secret is too short, and SessionError if libcrypto is missing.
+    """One node's data for handshakes. The constructor raises ValueError if the secret is too short,
+    and SessionError if libcrypto is missing.
 
-    secret : shared by all nodes
+    secret : the same on all nodes
     rank : this node's rank
-    addresses : the numeric address and the port where each node serves, by rank
+    addresses : for each rank, the numeric address and the port of the node's server
     """
 
     secret: bytes
@@ -130,8 +131,8 @@ class Party:
         return Keys(says, hears)
 
     def transcript(self, servers: bytes, clients: bytes, client: int, server: int) -> bytes:
-        """Returns the transcript t, which the docstring of this file describes. Raises IndexError
-        if `client` or `server` is not the rank of a node.
+        """Returns the transcript t (see the docstring of this file). Raises IndexError if `client`
+        or `server` is not the rank of a node.
 
         servers, clients : all bytes that the server and the client have sent, except GREETING and
             proofs
@@ -161,16 +162,17 @@ class Greeter:
         return ANSWER_BYTES - len(self._got)
 
     def feed(self, data: bytes) -> bool:
-        """Adds the next bytes of the client's message; they must not be more than `missing`.
-        Returns False if the bytes received so far cannot be the beginning of a client's message."""
+        """Adds the next bytes of the client's message, at most `missing` bytes. Returns False if
+        the bytes received so far cannot be the beginning of a client's message."""
         self._got += data
         known = min(len(self._got), len(GREETING))
         return self._got[:known] == GREETING[:known]
 
     def reply(self) -> bytes | None:
         """Returns the reply to the client's complete message; None if the message is not valid. If
-        the client wants to reach another node, the reply says so, and `keys` stays None. In that
-        case, the caller must close the connection after it has sent the reply."""
+        the client wants to reach another node, the reply contains this node's rank, and `keys`
+        stays None. In this case, the caller must close the connection after it has sent the
+        reply."""
         party, said = self._party, self._got[len(GREETING) : -PROOF_BYTES]
         _, client, meant = _ABOUT.unpack(said[NONCE_BYTES:])
         try:
@@ -188,7 +190,7 @@ class Greeter:
     @property
     def purpose(self) -> bytes:
         """The purpose of an authenticated client's connection, as a byte. A client of a later
-        version may send a byte that is no member of the enum Purpose."""
+        version may send a byte that the enum Purpose does not contain."""
         return self._got[HELLO_BYTES : HELLO_BYTES + 1]
 
 

@@ -31,9 +31,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The cluster as one node knows it. msgspec converts it to JSON, with the secret in base64.
+    """The cluster, with the rank of one of its nodes. msgspec converts it to JSON, with the secret
+    in base64.
 
-    rank : this node's rank among the members;  secret : 32 bytes that all members share
+    rank : the rank of this node among the members;  secret : 32 bytes, the same for all members
     agreed : the settings that were equal on all nodes when the cluster was started, key -> value
     """
 

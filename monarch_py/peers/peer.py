@@ -1,8 +1,9 @@
 """The client's side of the connections to one peer: connects links, and decides when to retry after
 a failure.
 
-C (csrc/peers/peer.c) keeps the idle links. It calls this module to obtain a new link, and to report
-the outcome of an exchange.
+A link is an authenticated TCP connection to a peer's server. An exchange is one request with its
+answer. C (csrc/peers/peer.c) keeps the idle links. It calls this module to obtain a new link, and
+to report the outcome of an exchange.
 """
 
 import logging
@@ -21,12 +22,13 @@ log = logging.getLogger("monarch.peers")
 FIRST_PAUSE_S = 0.5
 # The longest pause after failures [s]. A peer that works again stays unused for at most this long.
 LONGEST_PAUSE_S = 30.0
-# After the pause that follows a failure, one thread tries to connect to the peer. The other threads
-# wait for the outcome for at most this long [s]. The limit is far longer than a handshake with a
-# live peer. If the peer hangs, the other threads give up far earlier than the thread that tries to
-# connect.
+# After the pause that follows a failure, one thread tries to connect to the peer. All other threads
+# that need a link wait for the outcome for at most this long [s]. The limit is far longer than a
+# handshake with a live peer, but far shorter than the time limit of the connecting thread. So if
+# the peer hangs, the other threads give up early.
 HEARSAY_S = 0.1
-# Failures whose usual cause is a third party, not the peer. They are logged as warnings.
+# Failures that are usually not caused by the peer itself, but by another process or machine. They
+# are logged as warnings.
 SUSPICIOUS = (PeerStatus.FORGED, PeerStatus.OTHER_NODE, PeerStatus.REFUSED)
 
 
@@ -47,15 +49,17 @@ class Peer:
         self._connect_to, self._clock = connect, clock
         self._lock = threading.Lock()
         self._was_tried = threading.Condition(self._lock)
-        # _is_tried: whether a thread is trying to connect after a pause; other threads wait for the
-        # result. _has_greeted: whether a handshake has succeeded since the last failure.
+        # `_is_tried` : whether a thread is trying to connect after a pause, so that other threads
+        #     wait for the result.
+        # `_has_greeted` : whether a handshake has succeeded since the last failure.
         self._is_tried = self._has_greeted = False
         self._failures, self._again_at = 0, 0.0
         self._broken = 0  # number of failures since the start
         self._failed_ns = 0  # the time of the last report of a failure, on CLOCK_MONOTONIC
         self.last_failure = PeerStatus.OK
-        # The last failure. `_connect` reports it during a pause. When another thread's exchange
-        # succeeds, `last_failure` becomes OK. This status does not, because the pause goes on.
+        # The failure that has caused the present pause; `_connect` reports it during the pause. If
+        # the exchange of another thread succeeds, `last_failure` becomes OK, but the pause and this
+        # status remain.
         self._pause_status = PeerStatus.CUT
         self._handle: Any = ffi.new_handle(self)
         # The C struct of the peer, which the engine uses.
@@ -136,7 +140,7 @@ class Peer:
 
 
 # C calls the functions below, so they must not raise errors. If `_connect` raises an unexpected
-# error, C is told that the peer cannot be reached.
+# error, the status CUT is returned: the peer cannot be reached.
 
 
 @ffi.def_extern(name="monarch_connect_peer")  # type: ignore[untyped-decorator]

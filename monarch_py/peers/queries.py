@@ -1,4 +1,4 @@
-"""Short queries between daemons. Requests for files are not queries: C sends and answers them."""
+"""Asks the daemons of other nodes for their status. (Requests for files are sent by C code.)"""
 
 import hmac
 import logging
@@ -16,14 +16,14 @@ log = logging.getLogger("monarch.peers")
 
 # The time limit [s] for sending an answer.
 TELL_LIMIT_S = 5.0
-# The largest number of answers that are in progress at a time. While this many are in progress, a
-# further client that asks for an answer is disconnected.
+# At most this many queries are answered at a time. Further clients are disconnected without an
+# answer.
 MOST_AT_A_TIME = 16
 # The longest answer [bytes] that is accepted.
 MOST_BYTES = 4 << 20
 
-# An answer consists of its length, its text, and the HMAC-SHA256 of both under the server's sending
-# key. So only a complete and unchanged answer is accepted.
+# An answer consists of the text's length, the text, and the HMAC-SHA256 of both, made with the key
+# of the data that the server sends. So only a complete and unchanged answer is accepted.
 _LENGTH = struct.Struct("<Q")
 SEAL_BYTES = 32
 
@@ -33,10 +33,10 @@ def _seal(key: bytes, said: bytes | bytearray) -> bytes:
 
 
 def ask(party: Party, rank: int, limit_s: float, purpose: Purpose) -> bytes:
-    """Sends the daemon of this rank a query of this purpose, and returns the daemon's answer.
-    Raises Unreachable as `tcp.connected` does. Also raises Unreachable: TIMEOUT if the answer is
-    not complete in time, FORGED if the answer was changed in transit, REFUSED if the answer is too
-    long."""
+    """Connects to the daemon of node `rank` for this purpose, and returns the daemon's answer.
+    Raises Unreachable as `tcp.connected` does. Also raises Unreachable with one of these statuses:
+    TIMEOUT if the answer is not complete within `limit_s` [s], FORGED if the answer was changed in
+    transit, REFUSED if the answer is too long."""
     deadline = time.monotonic() + limit_s
     with connected(party, rank, limit_s, purpose) as (connection, keys):
         length = receive(connection, _LENGTH.size, deadline, PeerStatus.TIMEOUT)
@@ -51,8 +51,8 @@ def ask(party: Party, rank: int, limit_s: float, purpose: Purpose) -> bytes:
 
 
 class StatusResponder:
-    """Sends this node's status to peers. Each answer has a thread of its own, because computing the
-    status may take a while.
+    """Sends this node's status to peers. Each answer is computed in a separate thread, because this
+    may take a while.
 
     status : a function that returns the status
     """

@@ -1,6 +1,6 @@
 """Listens for peers, authenticates them, and hands their connections over to C.
 
-C (csrc/peers/server.c) answers the peers' requests from the shared files.
+C (csrc/peers/server.c) then answers the peers' requests for files.
 """
 
 import errno
@@ -26,21 +26,20 @@ THREADS = 4
 # The largest number of clients at a time: as many as the largest clusters have nodes. Each client
 # takes 3 KB and a socket.
 CONNECTIONS = 1024
-# How long [s] an idle link is kept. During an epoch, requests come in bursts. This limit is longer
-# than the pauses between the bursts.
+# How long [s] the connection of an idle peer is kept open. During an epoch, requests come in
+# bursts. This limit is longer than the pauses between the bursts.
 IDLE_LIMIT_S = 300.0
 # If a peer stops in the middle of sending a request, or of receiving its answer, it is disconnected
 # after this time [s].
 STALL_LIMIT_S = 5.0
-# How long [s] a request may wait for bytes that this node does not have yet. The server checks
-# deadlines only every 100 ms (TICK_MS in server.c), so its answer may be 100 ms late. Therefore the
-# clients' limits (tcp.py) are a few hundred milliseconds longer.
+# How long [s] a request may wait for bytes that this node does not have yet. The server checks this
+# limit only every 100 ms (TICK_MS in server.c), so its answer may be 100 ms late. Therefore the
+# time limits of the clients (tcp.py) are a few hundred milliseconds longer.
 WAIT_LIMIT_S = 0.6
 # A client must have sent its proof within this time [s] after it has connected.
 GREETING_LIMIT_S = 1.0
-# The largest number of connections that are not authenticated yet. When this number is reached,
-# each new connection replaces the oldest unauthenticated one. So silent clients cannot keep other
-# clients out.
+# The largest number of connections that are not authenticated yet. If this number is reached, the
+# oldest of them is closed for each new connection. So silent clients cannot keep other clients out.
 MOST_STRANGERS = 256
 # The length of the kernel's accept queue. The queue is long, because all daemons of a large job
 # connect at once. If the queue has no room for a connection, the kernel drops the connection's
@@ -58,13 +57,13 @@ class _Stranger:
 
 
 class PeerServer(ABC):
-    """Shares files with the other nodes of the session until it is closed. The constructor raises
+    """Sends files to the other nodes of the session until it is closed. The constructor raises
     MemoryError if no thread can be started.
 
     party : this node
-    listener : socket to which the other nodes connect, as `listen` makes it. Once the constructor
-        has succeeded, the server owns the socket
-    status : a function that returns this node's status, for peers that ask for it; it is called in
+    listener : the result of `listen`, a socket to which the other nodes connect. The server closes
+        it, unless the constructor fails
+    status : a function that returns this node's status, for peers that request it; it is called in
         separate threads
     """
 
@@ -218,8 +217,8 @@ class PeerServer(ABC):
             if reply is None:
                 return
             wants_files = stranger.greeter.purpose == Purpose.FILES.value
-            # Only this thread adds connections. So if there is room for a connection here, there is
-            # still room for it when `adopt` is called below.
+            # Only this thread adds connections to the C server. So if the server has room for a
+            # connection here, it still has room when `adopt` is called below.
             if wants_files and not lib.monarch_peer_server_has_room(self._server):
                 return
             try:

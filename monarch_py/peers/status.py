@@ -7,7 +7,7 @@ from monarch_py.native import lib
 
 class PeerStatus(IntEnum):
     """The outcome of a request (csrc/peers/wire.h defines each value). In a reply, the value
-    MOVED + n says that the node of rank n keeps the file."""
+    MOVED + n means that the node of rank n keeps the file."""
 
     OK = lib.MONARCH_PEER_OK
     REFUSED = lib.MONARCH_PEER_REFUSED

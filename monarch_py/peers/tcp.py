@@ -11,12 +11,13 @@ from monarch_py.peers.handshake import Keys, Party, Purpose, introduce
 from monarch_py.peers.status import PeerStatus, Unreachable
 
 # Time limit [s] for the connection and the handshake. Nodes of one cluster answer within a
-# millisecond. A longer limit would not help even if the first packet is lost: TCP resends the
-# packet only after a second, and a read from the source takes less time than that.
+# millisecond. If the first packet is lost, TCP resends it only after a second. It is better not to
+# wait for that, because a read from the source takes less than a second.
 CONNECT_LIMIT_S = 0.8
 # Time limit [s] for the first bytes of an answer. It is longer than server.WAIT_LIMIT_S, so that
 # the server can report in time that the bytes are late, and the link stays usable. If a peer sends
-# nothing, the source is read after at most this limit plus CONNECT_LIMIT_S, together less than 2 s.
+# nothing, the source is read at the latest after this limit plus CONNECT_LIMIT_S, which is less
+# than 2 s.
 FIRST_BYTE_LIMIT_S = 1.0
 # After the first bytes, the time limit [s] for each further 256 KiB of the answer, and for the
 # frame that ends a block. It is longer than server.WAIT_LIMIT_S, so that the server can report in
@@ -35,12 +36,12 @@ def connect_link(
     """Returns a link to the server of the node `rank`. Raises Unreachable as `connected` does, and
     ValueError for a limit below a millisecond.
 
-    party : this node. Its addresses are numeric, because a name lookup has no time limit
-    connect_s, first_byte_s, between_s : limits for connection and handshake, for the first bytes of
-        an answer, and for each further 256 KiB [s]
+    party : this node. The addresses in it are numeric, because a name lookup has no time limit
+    connect_s, first_byte_s, between_s : time limits for the connection and the handshake, for the
+        first bytes of an answer, and for each further 256 KiB [s]
     """
-    # Limits are rounded to milliseconds. No limit may become 0, because for the kernel a timeout of
-    # 0 means no timeout.
+    # The limits are rounded to milliseconds. No limit must become 0, because to the kernel a
+    # timeout of 0 means that there is no timeout.
     if min(connect_s, first_byte_s, between_s) < 0.001:
         raise ValueError("each time limit of a link must be at least 1 ms")
     bounds = [round(s * 1000) for s in (first_byte_s, between_s)]

@@ -17,12 +17,13 @@ HEAD = struct.Struct("<II")  # the number of entries, and the length of the text
 LEVEL = 3
 BLOCK = np.uint64(512)
 
-# Columns that are not packed. The node that adds an entry to its catalog computes `hash` again.
-# `source` is the same for the whole batch. `version` counts changes of the entry after the scan.
+# Columns that are not packed. `hash` is computed again by the node that adds an entry to its
+# catalog. `source` is the same in all entries of the batch. `version` counts changes of an entry
+# after the scan.
 LEFT_OUT = ("hash", "source", "version")
 COLUMNS = tuple(name for name in ENTRY.names or () if name not in LEFT_OUT)
-# A pair a: b means that column a is stored as its difference from column b of the same entry.
-# `unpack` decodes the pairs in this order, so b is decoded before a.
+# An item a: b means that column a is stored as its difference from column b of the same entry.
+# `unpack` decodes the items in this sequence, so b is decoded before a.
 FROM_OTHER = {"ctime_ns": "mtime_ns", "btime_ns": "ctime_ns", "atime_ns": "mtime_ns"}
 # For these columns, only the difference from the previous entry's value is stored.
 FROM_BEFORE = ("ino", "mtime_ns", "place")
@@ -57,7 +58,7 @@ def unpack(data: bytes | memoryview, source: int) -> tuple[Array, bytes]:
         raise ValueError(f"not a batch of entries: {error}") from error
     entries = np.zeros(n, dtype=ENTRY)
     if len(plain) != n_text + n * sum(ENTRY[name].itemsize for name in COLUMNS):
-        raise ValueError("a batch of entries whose length differs from the length in its head")
+        raise ValueError("not a batch of entries: its length differs from the length in its header")
     at = 0
     for name in COLUMNS:
         kind = ENTRY[name]
@@ -88,10 +89,11 @@ def _blocks_of(sizes: Array) -> Uints:
 
 
 def _off_the_order(entries: Array) -> tuple[Array, Array]:
-    """Returns two columns, one for the paths and one for the links' targets: how far each path or
-    target is from the position at which `_put_in_order` expects it. A path is expected directly
-    behind the previous path. A link's target is expected directly behind the link's own path. (A
-    link's `copy_ino` holds the position of the target.)"""
+    """Returns two columns, one for the paths and one for the targets of symbolic links. They
+    contain the difference between the position of each path or target in the text and the position
+    that `_put_in_order` expects. A path is expected directly behind the previous path. A link's
+    target is expected directly behind the link's own path. (A link's `copy_ino` contains the
+    position of the target.)"""
     paths = entries["path"].copy()
     paths[1:] -= _ends(entries)[:-1]
     targets = entries["copy_ino"] - np.where(

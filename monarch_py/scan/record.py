@@ -1,7 +1,7 @@
 """The record of a scan of all sources, as bytes for the other nodes of a session.
 
-The bytes come over MPI from a process of the same version and the same user. So the code that
-reads them detects mistakes, but does not protect against attacks.
+The bytes come over MPI from a process of the same version and the same user. So the code that reads
+them detects errors, but gives no protection against attacks.
 """
 
 import os
@@ -19,8 +19,8 @@ from monarch_py.scan.walk import END_LIMIT_S, Batch, Walk
 
 # The pause between two polls of a scan that has no batch yet [s].
 PAUSE_S = 0.002
-# One node scans for all. Each of the other nodes examines this many files of each source, to check
-# that it sees the same file system as the scanning node.
+# One node scans the sources for all nodes. Each of the other nodes examines this many files of each
+# source, to check that it sees the same file system as the scanning node.
 SAMPLES = 3
 
 
@@ -28,10 +28,10 @@ SAMPLES = 3
 class Listed:
     """The record of one source.
 
-    errors, error : the number of names that could not be read, and the first errno
+    errors, error : the number of names that could not be read, and the errno of the first one
     seconds : how long the scan took
-    root_ino, up_ino : inodes of the root and of its ".."
-    samples : (relative path, inode) of at most SAMPLES files
+    root_ino, up_ino : inode numbers of the root directory and of its ".."
+    samples : (relative path, inode number) of at most SAMPLES files
     batches : the batches of the scan, packed (columns.py)
     """
 
@@ -44,9 +44,9 @@ class Listed:
     batches: list[memoryview]
 
 
-# The records of all sources, in the order of the sources' numbers, and the time [s] at which the
-# scan of these sources began. The time is a value of time.monotonic() on this node, even if another
-# node has scanned the sources.
+# The records of all sources, in the order of the sources' numbers, and the time at which the scan
+# began [s]. The time is a value of time.monotonic() of this node, even if another node has scanned
+# the sources.
 Scanned = tuple[list[Listed], float]
 
 
@@ -64,8 +64,8 @@ def record_sources(config: Config) -> bytes:
 
 
 def read_record(data: bytes) -> list[Listed]:
-    """Returns the records of all sources from the result of `record_sources`, in the order of the
-    sources' numbers. Raises ValueError for other data."""
+    """Decodes the result of `record_sources`: returns the records of all sources, in the order of
+    the sources' numbers. Raises ValueError for any other data."""
     try:
         return msgspec.msgpack.decode(data, type=list[Listed])
     except msgspec.DecodeError as error:
@@ -82,8 +82,8 @@ def _listed(fd: int, number: int, config: Config) -> Listed:
 
 
 def _packed(walk: Walk) -> tuple[list[memoryview], list[tuple[bytes, int]]]:
-    """Returns all batches of the scan, packed. Also returns a list with (path, inode) of the first
-    file of each batch; batches without files have no item in this list."""
+    """Returns all batches of the scan, packed. Also returns (path, inode number) of the first file
+    of each batch that contains any files."""
     batches, samples = [], []
     while not walk.is_finished:
         batch = walk.take()

@@ -25,7 +25,8 @@ class Batch:
 
     entries : (n,) of dtype ENTRY, without their hashes
     pool : C pointer to `used_bytes` bytes of text: the paths, and the targets of symbolic links
-    renames : how many directories programs had renamed before the scan examined the first file
+    renames : how many directories programs had renamed when the scan began to examine the first of
+        these entries
     """
 
     entries: Array
@@ -46,9 +47,9 @@ class Walk:
         is_deep, all subdirectories of these directories are listed too
     known : three values: a catalog's struct monarch_writer *, the session's struct
         monarch_clients *, and a time at which the catalog had no files yet [ns]. The scan skips a
-        file if the catalog already has it under the same name and inode number, and if the file's
-        directory has not changed since that time. If a program is reading a file, the scan uses the
-        attributes of the file that the kernel has cached
+        file if the catalog already contains it with the same name and inode number, and if the
+        file's directory has not changed since that time. If a program is reading a file, the scan
+        uses the attributes of the file that the kernel has cached
     allowed : the arguments with which the constructor calls `allow` to set the first limits
     is_finished : whether all batches were taken
     seconds : how long the scan took, once it is finished
@@ -102,7 +103,7 @@ class Walk:
         return Batch(entries, batch.pool, int(batch.pool_used), int(batch.renames))
 
     def want(self, directory: str, *, is_deep: bool) -> None:
-        """Puts a directory before all other directories that the scan has not listed yet.
+        """Makes the scan list a directory before all other directories that it has not listed yet.
 
         directory : its path, relative to the root
         is_deep : whether to list its subdirectories too
@@ -112,8 +113,8 @@ class Walk:
     def allow(self, wanted: int, more_others: int) -> None:
         """Sets how many more names the scan may examine. A negative number means no limit.
 
-        wanted : the new limit for names in directories that `want` named; 0 keeps the present
-            limit, or, if there is no limit, sets the limit to 0
+        wanted : the new limit for names in the directories that were passed to `want`. 0 means that
+            the present limit remains, but if there was no limit, it becomes 0
         more_others : the number that is added to the limit for names in all other directories
         """
         lib.monarch_scan_allow(self._scan, wanted, more_others)

@@ -1,4 +1,4 @@
-"""Adapts the number of concurrent fills to the sources' throughput and to programs' waits."""
+"""Adapts the number of concurrent fills to the sources' throughput and how long programs wait."""
 
 import math
 from collections import deque
@@ -6,41 +6,44 @@ from dataclasses import dataclass
 
 # A daemon starts with this many concurrent fills.
 FIRST = 8
-# Rates are measured over windows. A window lasts at least WINDOW_S [s] and at most LONGEST times
-# WINDOW_S. Between these limits, it ends once ENOUGH files, or ENOUGH units of UNIT_BYTES [bytes],
-# have arrived per concurrent fill. With fewer arrivals the rate would depend on chance.
+# The rate of the fills is measured in successive time windows. A window lasts at least WINDOW_S [s]
+# and at most LONGEST times WINDOW_S. Between these limits, the window ends when ENOUGH files, or
+# ENOUGH * UNIT_BYTES [bytes], have been read per concurrent fill. A rate that is measured over less
+# data would depend on chance.
 WINDOW_S = 0.05
 ENOUGH, UNIT_BYTES, LONGEST = 4, 1 << 18, 8
-# A larger number of concurrent fills is kept if it multiplies the rate by more than GAIN. A smaller
-# number is kept if the rate stays above LOSS times its earlier value.
+# The width is the number of concurrent fills. A larger width is kept if it multiplies the rate by
+# more than GAIN. A smaller width is kept if the rate stays above LOSS times its earlier value.
 GAIN, LOSS = 1.10, 0.95
-# The width is the number of concurrent fills. A trial is a window with a changed width. A trial
-# succeeds if its rate meets the condition above; the changed width is then kept. After a success,
-# the next trial follows at once, in the same direction. After a failure, the earlier width is
-# restored, and the next trial follows only after a number of windows. This number is the hold:
+# A trial is a window with a changed width. The trial succeeds if its rate meets the condition
+# above. The changed width is then kept, and the next trial changes the width further in the same
+# direction. If the trial fails, the earlier width is restored, and the next trial begins only after
+# a number of windows, which is called the hold:
 #   - After a smaller width has failed, the hold is HOLD.
 #   - Each time that a larger width fails, the hold is doubled, up to HOLD.
 #   - A larger width that succeeds resets the hold to FIRST_HOLD.
 HOLD, FIRST_HOLD = 40, 4
-# If the width is decreased because programs wait, it is then kept for this many windows. After
-# these windows, the cause of the wait may be gone.
+# After the width was decreased because programs wait, it stays unchanged for this many windows. By
+# then, the cause of the wait may be gone.
 BACK_HOLD = 10
 # `_Rate.growth_over` compares the rates of two windows, in bytes and in files per second.
-# SOME_FILES : if fewer files arrived in one of the windows, only the bytes per second are compared.
-# ALIKE : if the mean sizes of the two windows' files differ by at most this factor, the files count
-#     as files of the same kind.
+# SOME_FILES : if either window has fewer files than this, only the bytes per second are compared.
+# ALIKE : the files of two windows are regarded as equally large if their mean sizes differ by at
+#     most this factor.
 SOME_FILES, ALIKE = 8, 1.5
-# Programs' opens are late if their mean time exceeds LATE times the least mean time of the last
-# MEMORY_S [s]. If opens are late, the width is multiplied by BACK.
+# If fills overload a source, opens of files by programs take longer there. Opens are called late if
+# their mean duration exceeds LATE times the smallest mean duration of the last MEMORY_S [s]. If
+# opens are late, the width is multiplied by BACK.
 LATE, BACK = 1.5, 0.7
 MEMORY_S = 60.0
-# If programs' opens are late, the fills may not be the cause. So after IN_VAIN decreases of the
-# width in a row, the mean time of opens is compared with the mean before the first of these
-# decreases. If the present mean is still more than HELPED times the earlier mean, the decreases are
-# undone.
+# Opens may be late for a reason that has nothing to do with the fills. So after IN_VAIN decreases
+# of the width in a row, the mean duration of opens is compared with the mean before the first of
+# these decreases. If the present mean is still more than HELPED times the earlier mean, the
+# decreases are undone.
 IN_VAIN, HELPED = 3, 0.95
 # SOME_OPENS : opens are judged only if there are at least this many of them.
-# LEAST_S : the least mean time of opens is chosen among means over at least this time [s] each.
+# LEAST_S : a mean duration of opens is a candidate for the smallest one only if it was measured
+#     over at least this time [s].
 SOME_OPENS, LEAST_S = 16, 1.0
 
 
@@ -48,10 +51,10 @@ SOME_OPENS, LEAST_S = 16, 1.0
 class Counted:
     """Totals since the daemon's start.
 
-    n_bytes, files : bytes that fills have read from the sources, and files that they have read to
-        the end
-    opens, open_s : opens that programs themselves made at the sources, and the total time of these
-        opens [s]
+    n_bytes, files : the number of bytes that fills have read from the sources, and the number of
+        files that fills have read completely
+    opens, open_s : the number of files that programs themselves have opened at the sources, and the
+        total duration of these opens [s]
     """
 
     n_bytes: int = 0
@@ -62,33 +65,34 @@ class Counted:
 
 class Delay:
     """Judges whether the daemon's reads make programs wait longer for a source. As in LEDBAT (RFC
-    6817), the present mean time of an open is compared with the least mean time of the last minute.
-    The least mean time already includes the time for which programs make each other wait. Only
-    opens are judged, because the time of a read depends on its size."""
+    6817), the present mean duration of an open is compared with the smallest mean of the last
+    minute. The smallest mean already includes the time for which programs delay each other. Only
+    opens are judged, because the duration of a read depends on the read's size."""
 
     def __init__(self) -> None:
-        # The mean times per open, as measured in the last MEMORY_S. Each element is a pair:
-        # (time at which the measurement expires, mean time) [s].
+        # The mean durations of opens that were measured in the last MEMORY_S. Each element is a
+        # pair: (time at which the measurement expires, mean duration) [s].
         self._least: deque[tuple[float, float]] = deque()
-        # The mean time that is being measured now: (start, opens, total time).
+        # The measurement in progress: (start time, number of opens, their total duration).
         self._spell = (-math.inf, 0, 0.0)
         self._before = (0, 0.0)
-        # The result of the last judgement: the mean time of the judged opens [s], and whether these
-        # opens were in time (not late).
+        # The result of the last judgement: the mean duration of the judged opens [s], and whether
+        # this mean was usual, so that the opens were not late.
         self.mean_s, self.was_usual = 0.0, True
 
     def forget(self) -> None:
-        """Forgets the mean times of the last minute, so that the least mean time is found anew from
-        the next opens."""
+        """Forgets all measurements, so that the smallest mean duration is determined anew from the
+        next opens."""
         self._least.clear()
         self._spell = (-math.inf, 0, 0.0)
 
     def is_late(self, now_s: float, opens: int, open_s: float) -> bool:
         """Judges the opens since the last judgement. Returns whether these opens were late: whether
-        their mean time was more than LATE times the least mean time. If there are fewer than
-        SOME_OPENS opens, they are not judged now, but together with the next opens.
+        their mean duration was more than LATE times the smallest one of the last MEMORY_S. If there
+        are fewer than SOME_OPENS opens, returns False; a later call judges these opens together
+        with later ones.
 
-        opens, open_s : the number of all opens so far, and their total time [s]
+        opens, open_s : the number of all opens so far, and their total duration [s]
         """
         n, took_s = opens - self._before[0], open_s - self._before[1]
         if n < SOME_OPENS:
@@ -101,8 +105,9 @@ class Delay:
         return not self.was_usual
 
     def _least_s(self, now_s: float) -> float:
-        """Returns the least mean time of an open [s] that was measured in the last MEMORY_S. If
-        there is none, returns the mean in progress, or infinity if this mean covers no open yet."""
+        """Returns the smallest mean duration of an open [s] that was measured in the last MEMORY_S.
+        If no measurement has been completed, returns the mean of the measurement in progress, or
+        infinity if it contains no open yet."""
         while self._least and self._least[0][0] < now_s:
             self._least.popleft()
         if self._least:
@@ -111,9 +116,9 @@ class Delay:
         return took_s / opens if opens else math.inf
 
     def _remember(self, now_s: float, opens: int, took_s: float) -> None:
-        """Adds opens to the mean in progress, and completes this mean once it covers LEAST_S. Means
-        over shorter times would vary more by chance, and the least of them would be lower than the
-        time that an open usually takes."""
+        """Adds opens to the measurement in progress, and completes this measurement once it has
+        lasted LEAST_S. Means over shorter times would vary more by chance, and the smallest of them
+        would be less than the time that an open usually takes."""
         since_s, n, so_far_s = self._spell
         if n == 0:
             since_s = now_s
@@ -126,13 +131,14 @@ class Delay:
 
 class ReadsInFlight:
     """Controls the width, which is the number of concurrent fills. Seeks the smallest width at
-    which the throughput (bytes or files per second) is nearly the highest. Reduces the width if the
-    fills make programs wait for the source.
+    which the throughput (bytes or files per second) is nearly the highest possible. Reduces the
+    width if the fills make programs wait for the source.
 
     Sources differ by orders of magnitude in latency and bandwidth. A source of high latency needs
-    many concurrent reads. At a source that is limited by its bandwidth, more reads only make each
-    other wait. So the width is doubled as long as that pays, and is then kept. Now and then a
-    smaller or a larger width is tried, because the load on a shared source changes. Small files are
+    many concurrent reads. At a source that is limited by its bandwidth, additional reads only delay
+    each other. So the width is doubled until a doubling no longer raises the throughput by the
+    factor GAIN. From time to time a smaller or a larger width is tried, because the load on a
+    shared source changes. Small files are
     judged by files per second, because the time that a source needs for a small file hardly depends
     on the file's size. Large files are judged by bytes per second.
 
@@ -148,11 +154,11 @@ class ReadsInFlight:
         self._trial: tuple[int, _Rate] | None = None
         self._down = True  # whether the last trial decreased the width
         self._hold = FIRST_HOLD
-        # The number of windows since the last trial. The next trial is due when this number reaches
-        # `_hold`. The initial value is large, so that the first trial is due at once.
+        # The number of windows since the last trial. The next trial begins when this number reaches
+        # `_hold`. The initial value is large, so that the first trial begins at once.
         self._kept = HOLD
         self._backs = 0  # how many times in a row the width was decreased because opens were late
-        # The width and the mean time of an open [s] before the decreases that `_backs` counts.
+        # The width and the mean duration of an open [s] before the decreases that `_backs` counts.
         self._before_backs = self.width, 0.0
         self._since: tuple[float, Counted] | None = None
         self._was_full = True  # whether `is_full` was True all the time since `_since`
@@ -160,8 +166,8 @@ class ReadsInFlight:
     def step(self, now_s: float, so_far: Counted, *, is_full: bool) -> int:
         """Returns the width to use from now on.
 
-        is_full : whether more fills are requested than run now. If not, the width does not limit
-            the rates, so the rates say nothing about the width
+        is_full : whether more fills are requested than run now. If this is False, the width does
+            not limit the rates, so the rates do not show whether the width is right
         """
         self._was_full &= is_full
         if self._since is None:
@@ -189,8 +195,8 @@ class ReadsInFlight:
             return windows >= 1
         units = (so_far.n_bytes - before.n_bytes) // UNIT_BYTES
         came, opens = max(so_far.files - before.files, units), so_far.opens - before.opens
-        # If programs have opened any files in the window, the window continues until it contains
-        # enough opens to judge.
+        # If programs have opened any files in the window, the window is extended until it contains
+        # SOME_OPENS opens, which can be judged.
         is_heard = not 0 < opens < SOME_OPENS
         return is_heard and (came >= ENOUGH * self.width or not self._was_full)
 
@@ -201,8 +207,8 @@ class ReadsInFlight:
         """Reduces the width because programs wait, with two exceptions. If earlier decreases have
         not helped, they are undone. If the width is at its lower bound, it stays there. In both
         cases the fills are not the cause of the wait: the machine is busy, or others use the
-        source. So the least mean time of an open is determined anew, and the present mean time
-        counts as normal from then on."""
+        source. So the smallest mean duration of an open is determined anew, and the present mean
+        duration is regarded as usual from then on."""
         if self._trial is not None:
             self.width = min(self.width, self._trial[0])
         if not self._backs:
@@ -253,10 +259,9 @@ class ReadsInFlight:
 
 @dataclass(frozen=True, slots=True)
 class _Rate:
-    """How fast the fills have read from the sources in one window, which is the time between two
-    decisions on the width.
+    """How fast the fills have read from the sources in one window.
 
-    files : how many files were read to their end in the window
+    files : how many files were read completely in the window
     """
 
     bytes_per_s: float
@@ -270,11 +275,11 @@ class _Rate:
 
     def growth_over(self, before: "_Rate") -> float:
         """Returns the factor by which the rate has grown since the window `before`. There are two
-        rates, in bytes and in files per second. If few files arrived in a window, the growth of the
-        bytes per second is returned. Otherwise, if the files of both windows have similar sizes,
-        the larger growth is returned. If their sizes differ, the smaller growth is returned,
-        because larger files alone raise the bytes per second, and smaller files alone raise the
-        files per second, even if the source serves the fills no faster."""
+        such factors: one of the bytes per second, and one of the files per second. If one of the
+        windows has few files, returns the factor of the bytes per second. Otherwise, if the files
+        of both windows have similar sizes, returns the larger factor. If the sizes differ, returns
+        the smaller factor, because a change of the sizes raises one of the two rates even if the
+        source has not become faster."""
         in_bytes = _ratio(self.bytes_per_s, before.bytes_per_s)
         if min(self.files, before.files) < SOME_FILES:
             return in_bytes

@@ -36,16 +36,17 @@ class Copies:
         self.scanner, self.engine = scanner, engine
         self.shared, self.tiers, self.keepers = scanner.shared, scanner.tiers, scanner.keepers
         self.block_size_bytes = scanner.config.block_size_bytes
-        # The copies that are recorded only after a second read of the source. Maps the entry of
-        # each copy to (time of that read, tier, row of the manifest).
+        # The published copies that are not in their tier's manifest yet. Each of them is recorded
+        # only after a second read of the source has returned the same content. Maps the file's
+        # catalog entry to (time of the second read, tier, row for the manifest).
         self._young: dict[int, tuple[float, int, Row]] = {}
         # Files that changed during a fill. The next copy of such a file is compared with a second
         # read of the source.
         self._doubted: set[int] = set()
         self._is_index_full = False
-        # `_drops` : copies to remove, as (tier, entries, numbers of the copies, sizes of the
-        # files).
-        # `_dropping` : the number of removals that the engine has not finished.
+        # `_drops` : batches of copies to remove. The elements are (tier, catalog entries of the
+        #     files, numbers of the copies, sizes of the files).
+        # `_dropping` : the number of removals that were passed to the engine and have not ended.
         self._drops: deque[tuple[int, Ids, Array, Array]] = deque()
         self._dropping = 0
         # For each tier, the room that dropped copies still occupy, because their files are not
@@ -56,13 +57,13 @@ class Copies:
 
     @property
     def unsettled(self) -> int:
-        """The number of published copies that are not recorded yet."""
+        """The number of published copies that are not recorded in a manifest yet."""
         return len(self._young)
 
     @property
     def dropping(self) -> int:
-        """The number of dropped copies whose files are not removed yet, and so still occupy
-        room. May also be read between two iterations, when another thread may add to `_drops`."""
+        """The number of dropped copies that still occupy room, because their files are not removed
+        yet. Another thread may add to `_drops` meanwhile, so a snapshot of `_drops` is counted."""
         return self._dropping + sum(len(ids) for _, ids, _, _ in tuple(self._drops))
 
     def tier(self, number: int) -> Tier:
@@ -73,9 +74,9 @@ class Copies:
     # --- publishing ---------------------------------------------------------------------------
 
     def made(self, results: Array) -> Bools:
-        """Processes the results of successful fills and checks. The engine has already published
-        the copies of nearly all results. This method publishes or drops the few other copies.
-        Returns, for each result, whether its copy is published now, (n,)."""
+        """Processes the results of successful FILL and CHECK orders. The engine has already
+        published nearly all of these copies. This method publishes or drops the few others. Returns
+        for each result whether its copy is published now, (n,)."""
         fills = results[results["kind"] == JobKind.FILL]
         self._count(fills)
         self._decide(results[results["is_published"] == 0])
@@ -83,8 +84,9 @@ class Copies:
         ids = np.ascontiguousarray(results["id"])
         words = word.make(State.PRESENT, 0, results["tier"], results["copy"])
         serves: Bools = self.shared.catalog.words[ids] == words
-        # If a file was changed while its copy was published, `drop_changed` may have seen the mark
-        # of the change, but not yet the copy. So the copy is dropped here.
+        # If a program changed a file while the file's copy was published, `drop_changed` may have
+        # seen that the file is marked as changed, but not yet the copy. So such a copy is dropped
+        # here.
         changed = serves & self.shared.changed(ids)
         self.forget(ids[changed], State.BYPASS, Reason.CHANGED)
         serves &= ~changed
@@ -101,9 +103,9 @@ class Copies:
         self.filled_bytes += int(fills["bytes"].sum())
 
     def _decide(self, results: Array) -> None:
-        """Publishes or drops copies that the engine has left to Python for one of three reasons:
-        their files were changed, their tiers are lost, or the catalog's index of copies must grow
-        first."""
+        """Publishes or drops copies that the engine has not published. There are three possible
+        reasons: a program has changed the file, the tier is lost, or the catalog's index of copies
+        must grow first."""
         if not len(results):
             return
         ids = np.ascontiguousarray(results["id"])
@@ -118,10 +120,11 @@ class Copies:
             self.forget(ids[~(changed | lost)], State.BYPASS, Reason.NO_ROOM)
 
     def adopt(self, ids: Ids, rows: Array, tier_number: int) -> None:
-        """Publishes copies that earlier sessions have made. These copies match the files at the
-        source and need no check.
+        """Publishes copies that earlier sessions have made. Each copy matches its file at the
+        source, and is known to be intact.
 
-        ids : (n,) the entries of the copied files;  rows : (n,) the copies' rows of the manifest
+        ids : (n,) the catalog entries of the copied files
+        rows : (n,) the copies' rows of the manifest
         """
         if self.tier(tier_number).gone:
             self.forget(ids, State.ABSENT)
@@ -133,7 +136,7 @@ class Copies:
 
     def _show(self, ids: Ids, words: Any, inodes: Any, sums: Any, made: Any) -> bool:
         """Publishes copies. Returns False if shared memory has no room for a larger index of
-        copies. A failure is logged only if the previous call did not fail."""
+        copies. If several calls in a row fail, only the first failure is logged."""
         try:
             self.shared.catalog.publish(ids, words, inodes, sums, made)
         except OSError as error:
@@ -152,14 +155,14 @@ class Copies:
 
     def doubt(self, entry: int) -> None:
         """Notes that the file has changed during its fill and may still be changing. The file's
-        next copy, in whatever tier, is kept only if a second read of the source returns the same
-        content."""
+        next copy is kept only if a second read of the source returns the same content, even if the
+        copy's tier has no manifest."""
         self._doubted.add(entry)
 
     def _record(self, results: Array) -> None:
         """Records copies in the manifests of persistent tiers. If a file may have changed during
-        its fill, or just before the fill, its copy is not recorded yet. The copy is recorded once a
-        second read of the source has returned the same content."""
+        its fill, or shortly before the fill, its copy is recorded only after a second read of the
+        source has returned the same content."""
         if not (self.keepers or self._doubted):
             return
         kept = np.isin(results["tier"], list(self.keepers))
@@ -205,7 +208,8 @@ class Copies:
             self.engine.submit(JobKind.COMPARE, one(entry), words, sums=one(row.sum))
 
     def compared(self, result: Any) -> None:
-        """Processes the result of a COMPARE order, which has read a file of the source again."""
+        """Processes the result of a COMPARE order, with which the engine has read a file of the
+        source again, to compare its content with the copy."""
         entry = int(result["id"])
         young = self._young.pop(entry, None)
         if young is None or result["status"] == JobStatus.ABANDONED:
@@ -238,16 +242,20 @@ class Copies:
     # --- dropping -----------------------------------------------------------------------------
 
     def forget(self, ids: Ids, state: State, reason: int = 0) -> None:
-        """Drops the copies of these entries: clients stop opening these copies, and the files of
-        the copies are removed later."""
+        """Drops the copies of these files: clients stop opening the copies now, and the copies
+        themselves are removed later.
+
+        ids : (n,) the files' catalog entries
+        state, reason : the new state of the entries
+        """
         if not len(ids):
             return
         catalog = self.shared.catalog
         words = catalog.words[ids]
         tiers, numbers = word.tier(words), word.copy(words)
-        # The entry's word keeps the copy's tier and number until the copy's file is removed. Until
-        # then, open descriptors of the copy are recognised by these numbers, and no new copy can be
-        # made.
+        # An entry's word contains the state, and the tier and number of the copy. The tier and
+        # number stay there until the copy's file is removed. Until then, they identify open
+        # descriptors of the copy, and prevent that a new copy is made.
         catalog.set_words(ids, word.make(state, reason, tiers, numbers))
         for entry in ids.tolist() if self._young else ():
             self._young.pop(entry, None)
@@ -265,7 +273,7 @@ class Copies:
             self._drops.append((tier, ids[part], numbers[part], sizes[part]))
 
     def _drop_rows(self, tier: int, rows: Array) -> None:
-        """Drops copies whose files are not in the catalog.
+        """Drops copies of files that are not in the catalog.
 
         rows : the copies' rows of the manifest
         """
@@ -273,8 +281,8 @@ class Copies:
         self._drop(tier, nobody, rows["copy"], rows["size"])
 
     def feed_drops(self) -> None:
-        """Hands the engine a batch of copies to remove. A copy counts against the quota until the
-        engine has removed it, so that the quota is never exceeded."""
+        """Passes the engine a batch of copies to remove. Until the engine has removed a copy, the
+        copy's room is regarded as used, so that the tier's quota is never exceeded."""
         for tier, rows in self.scanner.take_stale().items():
             self._drop_rows(tier, rows)
         if self._drops and self._dropping < DROPS:
@@ -283,8 +291,8 @@ class Copies:
             self.engine.drop(tier, ids, numbers, sizes)
 
     def dropped(self, result: Any) -> None:
-        """Processes the engine's result of a removal. If the copy could not be removed, it still
-        counts against the quota."""
+        """Processes the engine's result of a removal. If the copy could not be removed, its room is
+        still regarded as used."""
         self._dropping -= 1
         number, size = int(result["tier"]), int(result["bytes"])
         if result["left"]:
@@ -315,8 +323,8 @@ class Copies:
         return True
 
     def drop_changed(self) -> None:
-        """Drops the copies of files that a client has changed. Clients do not open these copies any
-        more, so their room can be freed."""
+        """Drops the copies of files that a program has changed at the source. Programs have stopped
+        opening these copies, so the copies' room can be freed."""
         self.shared.take_changes()
         marks = int(self.shared.clients.changes)
         if marks == self._changes_seen:

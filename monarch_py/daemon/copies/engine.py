@@ -1,4 +1,4 @@
-"""The Python side of the copy engine: gives orders and takes results in bulk, as numpy arrays."""
+"""The Python side of the copy engine: passes orders and fetches results, as numpy arrays."""
 
 import logging
 import socket
@@ -47,13 +47,13 @@ def block_sums(result: Any) -> bytes:
 
 
 def is_passing(result: Any) -> bool:
-    """Whether an order has failed only because the daemon, or the whole node, had no free
-    descriptor. The order can then be repeated."""
+    """Whether an order has failed only because the daemon, or the whole node, had no free file
+    descriptor. Such an order can be repeated later."""
     return result["status"] != JobStatus.DONE and result["error"] in NO_DESCRIPTOR
 
 
-# Programs may hand over files before the catalog knows them. At most this many of these files are
-# taken at a time.
+# A program may hand over the descriptor of a file that is not in the catalog yet. At most this many
+# of these files are fetched from the engine at a time.
 UNMET = 512
 # At most this much of a tier's room is granted to the engine at a time [bytes]. The free memory and
 # disk space are checked again before each grant.
@@ -65,10 +65,11 @@ BUFFER_BYTES, BUFFERS_SHARE = 1 << 20, 1 / 16
 # reader waits for) run at a time. At other times the limit adapts to the throughput, but is never
 # lower than LEAST_FETCHES.
 LEAST_FETCHES = 2
-# Sources are fast if programs hardly wait for them. Programs' opens decide this until JUDGED_FILLS
-# fills have ended, but only if there were at least SOME_OPENS opens. The sources then count as fast
-# if the mean time per open is less than AT_HAND_S [s]. (An open takes longer if the file system
-# asks a server.) In all other cases, the fills decide.
+# Sources are called fast if programs hardly wait for them. Before JUDGED_FILLS fills have ended,
+# this is judged from the files that programs have opened, if there are at least SOME_OPENS of them.
+# The sources are then fast if the mean duration of an open is less than AT_HAND_S [s]. (If the file
+# system has to ask a server, an open takes longer.) In all other cases, the durations of the fills
+# are judged.
 JUDGED_FILLS, SOME_OPENS, AT_HAND_S = 32, 16, 20e-6
 # While programs use all processors, and programs' opens show that the sources are fast, background
 # fills run only for WORKED_S out of every WORKED_EACH_S [s].
@@ -94,11 +95,13 @@ class Engine:
         self._fetch_width = self._fetches.least
         self._memory_room = scanner.memory_room
         self.width = min(self._reads.width, self._affordable_width())
-        # Measures how idle the processors are. None while the sources are not fast, or while no
+        # Measures how many processors are idle. None while the sources are not fast, or while no
         # order reads a source.
         self._idle: IdleCores | None = None
         self._spare = 1
-        self._opened = 0, 0.0  # programs' opens until the last check; these opens' total time [s]
+        # How often programs had opened files at the sources by the last check, and the total
+        # duration of these opens [s].
+        self._opened = 0, 0.0
         self._shares = peer_threads > 0  # whether other nodes may wait for this node's fills
         threads = config.copy_threads, self.width, peer_threads
         engine = lib.monarch_engine_start(
@@ -155,15 +158,16 @@ class Engine:
 
     @property
     def stands_back(self) -> bool:
-        """Whether background fills leave the processors to programs. They do so if no processor is
-        idle and the sources are so fast that programs hardly wait for them."""
+        """Whether the engine runs fewer background fills, to leave the processors to programs. It
+        does so if no processor is idle and the sources are so fast that programs hardly wait for
+        them."""
         return self._idle is not None and self._spare < self._reads.most
 
     def flows(self, places: int) -> Uints:
-        """Returns two numbers for each place and each level of concurrency: how many bytes were
-        read, and how long these reads took [ns]. The array has the shape (places, 2,
-        MONARCH_LEVELS), see struct monarch_flow. A place is either all sources together, or one
-        node."""
+        """Returns how many bytes were read, and how long these reads took [ns], for each place
+        from which files are read and each level of concurrency. A place is either one node, or all
+        sources together. The array has the shape (places, 2, MONARCH_LEVELS), see struct
+        monarch_flow."""
         counts = np.zeros((places, 2, lib.MONARCH_LEVELS), dtype=np.uint64)
         out = ffi.cast("struct monarch_flow *", pointer(counts))
         lib.monarch_engine_flows(self.c, out, places)
@@ -191,13 +195,13 @@ class Engine:
         sums: Array | None = None,
         peers: Int32s | None = None,
     ) -> None:
-        """Queues orders for entries. The orders run in the sequence of `ids`, except that all
+        """Queues orders for files. The engine runs them in the sequence of `ids`, except that all
         orders for files in use run before all other orders.
 
-        ids : (n,) the entries
-        words : (n,) words that name the tiers and numbers of the copies
+        ids : (n,) the files' catalog entries
+        words : (n,) words (as in the catalog) that contain the tiers and numbers of the copies
         sums : (n,) the checksums that a CHECK or COMPARE expects
-        peers : (n, MONARCH_ASKED) the nodes that a FILL asks, in this order, before it reads the
+        peers : (n, MONARCH_ASKED) the nodes that a FILL asks one after another before it reads the
             source; -1 for none. MONARCH_HAS_IT is added to the number of a node that has a complete
             copy
         """
@@ -211,11 +215,12 @@ class Engine:
     def grant(
         self, rooms: list[TierRoom], first_copy: int, meets: int, *, staged_bytes: int = 0
     ) -> None:
-        """Lets the engine order fills on its own, for files that a reader waits for and that have
-        no order yet. The engine places each of these files in the first of `rooms` that can hold
-        it. Until `end_grant`, no other part of the daemon may set the word of an entry that is
-        ABSENT or WANTED, or place anything in the tiers of `rooms`.
+        """Allows the engine to order fills on its own, for files that a reader waits for and whose
+        fill is not ordered yet. The engine places each of these files in the first tier of `rooms`
+        that can hold it. Until `end_grant`, no other part of the daemon may set the word of an
+        entry that is ABSENT or WANTED, or place anything in the tiers of `rooms`.
 
+        rooms : the room that the engine may use in each tier
         staged_bytes : if positive, the last of `rooms` is the room of the staging area. The engine
             uses it for files that this node does not keep and that have at most this size [bytes]
         first_copy : the number of the first copy that the engine makes; the engine may use this
@@ -234,34 +239,35 @@ class Engine:
         lib.monarch_engine_grant(self.c, len(rooms), where, first_copy, meets)
 
     def end_grant(self) -> Array:
-        """Ends the grant. Returns the orders that the engine has made under it, (n,) of dtype
-        PLACED. The array is valid until the next call."""
+        """Ends the permission that `grant` has given. Returns the orders that the engine has made
+        with this permission, (n,) of dtype PLACED. The array is valid until the next call."""
         where = pointer(self._placed)
         return self._placed[: lib.monarch_engine_end_grant(self.c, where)]
 
     def set_homes(self, ids: Array, asked: Array, keeps: Bools) -> None:
-        """Tells the engine which nodes keep the files of these entries. In a cluster, the engine
-        needs this for the fills that it orders on its own. After the first call of this method, the
-        engine orders only fills of files whose entries were passed in one of the calls. Python must
-        order the fills of all other files. Raises MemoryError if there is no memory.
+        """Tells the engine which nodes keep these files. In a cluster, the engine needs this for
+        the fills that it orders on its own. After the first call, the engine orders on its own only
+        fills of files that were passed in one of the calls. Python must order the fills of all
+        other files. Raises MemoryError if there is no memory.
 
-        ids : (n,) the entries
+        ids : (n,) the files' catalog entries
         asked : (n, MONARCH_ASKED) the nodes that a fill asks, -1 for none
-        keeps : (n,) whether this node keeps the file in its tiers. Files that this node does not
-            keep are staged
+        keeps : (n,) whether this node keeps the file in its tiers; if not, the engine fills the
+            file into the staging area
         """
         homes = np.zeros(len(ids), dtype=HOME)
         homes["asked_first"], homes["asked_then"] = asked.T
         homes["storage"] = np.where(keeps, lib.MONARCH_IN_TIERS, lib.MONARCH_IN_STAGING)
         where = pointer(homes)
         if lib.monarch_engine_homes(self.c, len(ids), pointer(ids, np.uint64), where) != 0:
-            raise MemoryError("no memory for the table of the nodes that hold each file")
+            raise MemoryError("no memory for the table that lists which nodes keep each file")
 
     def rest(self, limit_s: float) -> bool:
-        """Sleeps for at most limit_s [s]. The sleep ends early if the engine leaves work to Python,
-        which happens in three cases: a reader waits for a file whose fill only Python may order; an
-        order has ended that may have made room for such a file; or a fill has ended whose copy the
-        engine could not publish. Returns whether the engine has left work since the last call."""
+        """Sleeps for at most limit_s [s]. The sleep ends early if the engine has work that only
+        Python can do. There are three cases: a reader waits for a file whose fill only Python may
+        order; the end of an order may have made room for such a file; or the engine could not
+        publish the copy of a fill that has ended. Returns whether there was such work since the
+        last call."""
         return bool(lib.monarch_engine_rest(self.c, int(limit_s * 1e6)))
 
     def withdraw(self, ids: Uints) -> int:
@@ -278,10 +284,11 @@ class Engine:
         return lengths
 
     def share(self, shares: npt.NDArray[np.uint32]) -> None:
-        """Sets the weights of the ranks. The engine serves the demands (reads that a reader waits
-        for) of the ranks in proportion to these weights.
+        """Sets the weights of the ranks, the training processes of this node. In proportion to
+        these weights, the engine divides its time among the demands of the ranks. (A demand is a
+        part of a file that a reader waits for.)
 
-        shares : (MONARCH_RANKS,) the weight for each rank number that a demand may name; 0 for a
+        shares : (MONARCH_RANKS,) the weight for each rank number that a demand may contain; 0 for a
             number without a rank
         """
         lib.monarch_engine_shares(self.c, pointer(shares))
@@ -289,7 +296,8 @@ class Engine:
     def drop(self, tier: int, ids: Any, copies: Any, sizes: Any) -> None:
         """Orders the removal of copies in one tier. Removals run before all other orders.
 
-        ids : (n,) the entries of the copies' files;  sizes : (n,) the files' sizes [bytes]
+        ids : (n,) the catalog entries of the copied files;  copies : (n,) the numbers of the copies
+        sizes : (n,) the files' sizes [bytes]
         """
         entries, *others = (pointer(a, np.uint64) for a in (ids, copies, sizes))
         places = pointer(np.full(len(ids), tier), np.uint32)
@@ -310,8 +318,7 @@ class Engine:
         before, opened = self.width, self._shared.source_opens()
         rested, fetched = self.stands_back, self._fetch_width
         so_far = Counted(self.bytes_from_source, self.files_from_source, *opened)
-        # Orders that ask peers are not counted, because only reads of the sources show whether the
-        # width suits the sources.
+        # Orders that ask peers are not counted, because the width limits only reads of the sources.
         pending = self.pending(from_peers=False)
         now_s = time.monotonic()
         wanted = self._reads.step(now_s, so_far, is_full=pending > before)
@@ -326,9 +333,9 @@ class Engine:
 
     def _adapted_fetches(self, now_s: float) -> int:
         """Returns the limit on concurrent background fetches from peers: the smallest limit at
-        which the throughput is nearly the highest. While a source is being read, the limit is
-        LEAST_FETCHES. Reads of the source take precedence, because a file that another node holds
-        is cheap to fetch later."""
+        which the throughput is nearly the highest possible. While a source is being read, the limit
+        is LEAST_FETCHES. Reads of the source take precedence, because a file that another node has
+        copied can be fetched quickly at any later time."""
         files = int(lib.monarch_engine_count(self.c, lib.MONARCH_PEER_FILES))
         reads = bool(lib.monarch_engine_reads_sources(self.c))
         is_full = self.pending(from_peers=True) > self._fetches.width and not reads
@@ -336,8 +343,8 @@ class Engine:
         return self._fetches.least if reads else width
 
     def _affordable_width(self) -> int:
-        """Returns how many concurrent reads the free memory allows. With more reads, their buffers
-        might take so much memory that the kernel kills the job."""
+        """Returns how many concurrent reads the free memory allows. The buffers of more reads might
+        take so much memory that the kernel kills the job."""
         affordable = int(self._memory_room.free_bytes() * BUFFERS_SHARE) // BUFFER_BYTES
         return max(self._reads.least, affordable)
 
@@ -353,9 +360,9 @@ class Engine:
 
         All threads may do so, unless the sources are fast and no processor is idle. In that case,
         programs need the processors more than fills do. A single thread then does the background
-        fills, to notice when a source is no longer fast. Even this thread works only part of the
-        time if programs' opens also show that the sources are fast, and if no other node can be
-        waiting for this node's fills.
+        fills, so that the daemon notices when a source is no longer fast. Even this thread works
+        only part of the time if two more conditions are met: the latest opens of files by programs
+        also show that the sources are fast, and no other node can be waiting for this node's fills.
         """
         if not self._are_fast(so_far):
             self._idle = None
@@ -370,18 +377,20 @@ class Engine:
         return 0 if is_seen and not self._shares and now_s % WORKED_EACH_S >= WORKED_S else 1
 
     def settle(self) -> None:
-        """Tells the engine that the catalog now reflects all results fetched so far."""
+        """Tells the engine that the catalog now reflects all results that `results` has yielded so
+        far."""
         lib.monarch_engine_settle(self.c)
 
     def await_results(self, *, is_awaited: bool) -> None:
         """Tells the engine whether any part of the daemon waits for the results of successful
-        fills. If no part waits, the engine wakes the loop less often."""
+        fills. If not, the engine wakes the daemon's loop less often."""
         lib.monarch_engine_await(self.c, is_awaited)
 
     def take_handovers(self) -> bool:
-        """Starts to receive descriptors from the session's handover sockets. The descriptors belong
-        to files that programs have read. Returns False if the sockets cannot be made, or no thread
-        can be started.
+        """Starts to receive descriptors from the session's handover sockets. After a program has
+        read a file, it sends the file's descriptor to such a socket, so that the daemon can make a
+        copy without opening the file. Returns False if the sockets cannot be made, or no thread can
+        be started.
         """
         session = self._shared.session
         try:
@@ -395,14 +404,13 @@ class Engine:
         return int(lib.monarch_engine_handovers(self.c, numbers, len(numbers))) == 0
 
     def unmet(self, source: int, renames: int) -> tuple[Array, Any]:
-        """Returns files that programs have handed over before the catalog knew them: the files'
-        entries, (n,) of dtype ENTRY, and the C array that holds their paths. The engine keeps the
-        files' descriptors for at least 50 ms (csrc/handover/kept.c), so the fills of the files
-        should be ordered within that time.
+        """Returns files of one source that programs have handed over and that are not in the
+        catalog yet. Returns new catalog entries for these files, (n,) of dtype ENTRY, and the C
+        array that contains their paths. The engine keeps the files' descriptors for at least 50 ms
+        (csrc/handover/kept.c), so the fills of the files should be ordered within that time.
 
-        source : the number of the files' source
-        renames : how many directories programs have renamed; files whose paths may be wrong because
-            of these renames are left out
+        renames : how many directories programs have renamed so far. Files that were handed over
+            before the last of these renames are left out, because their paths may be wrong
         """
         entries, pool = self._unmet
         to = pointer(entries)
@@ -411,8 +419,8 @@ class Engine:
 
     def stop(self, limit_s: float) -> int:
         """Abandons all orders and ends the threads. Returns the number of threads that did not end
-        within limit_s because a file system does not answer. Descriptors and memory that these
-        threads use must stay valid."""
+        within limit_s [s], because a file system does not answer. The caller must not close or free
+        the descriptors and memory that these threads use."""
         left = int(lib.monarch_engine_stop(self.c, max(0, int(limit_s * 1000))))
         for each in self._handovers if not left else ():
             each.close()

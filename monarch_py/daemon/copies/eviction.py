@@ -1,11 +1,12 @@
 """Evicts copies from tiers to make room for files that a plan uses sooner (Lobster 4.4).
 
-Copies that are not used again before the end of the next epoch are evicted before all others. Of
-the other copies, the one whose next use is farthest away is evicted first. (These are Lobster's
-rules of reuse count and reuse distance.) The freed room goes to the files to be fetched ahead, in
-the order of their next use. A copy is evicted for a file only if the file is used twice before the
-copy is used again (Lobster's rule of coordination with prefetching; `policies.eviction.exchange`).
-Nothing is evicted if there is no plan, if the coming uses are unknown, or if no file needs room.
+A plan predicts which files each program will use, and in which order. Copies that are not used
+again before the end of the next epoch are evicted before all others. Of the other copies, the one
+whose next use is farthest away is evicted first. (These are Lobster's rules of reuse count and
+reuse distance.) The freed room is assigned to files that have no room yet; those that are used
+soonest come first. A copy is evicted for a file only if the file is used twice before the copy is
+used again (Lobster's rule of coordination with prefetching; `policies.eviction.exchange`). Nothing
+is evicted if there is no plan, if the coming uses are unknown, or if no file needs room.
 """
 
 import math
@@ -27,18 +28,18 @@ from monarch_py.policies.placement import NOWHERE
 # The search for copies to evict runs at most once every LOOK_S [s], and takes at most the share
 # SHARE of the loop's time.
 LOOK_S, SHARE = 0.1, 0.05
-# Limit on the total size [bytes] of the files that are assigned to a tier and whose fills have not
-# begun. Eviction assigns files to the tier only within this limit. A single file may be larger.
+# Eviction assigns further files to a tier only while the files that are assigned to the tier, and
+# whose fills have not begun, have at most MOST_BYTES [bytes] together. A single file may be larger.
 MOST_BYTES = 64 << 20
 # One search makes room for at most MOST_FILES files in a tier. To make room for n files, it
 # examines TIMES * n of the tier's copies: those whose next use is farthest in the future.
 MOST_FILES, TIMES = 2048, 4
-# The tier that was chosen for a plan's files may lack room for them, because the room is occupied
-# by files outside the plan or by other users of the file system. Once a tier has lacked room for
-# longer than SHORT_S [s], the files that do not fit are no longer assigned to it.
+# A tier may have no room for files that the plan has assigned to it. The room may be occupied by
+# files outside the plan, or by other users of the file system. If a tier lacks room for longer than
+# SHORT_S [s], the files that do not fit are no longer assigned to it.
 SHORT_S = 10.0
-# The distances to the next uses are computed on request. If the request was made more than this
-# time [s] ago, the distances are out of date, and are no longer used.
+# The distances to the next uses are computed by a thread. If the computation was requested more
+# than this time [s] ago, its result is out of date and is ignored.
 OLD_S = 5.0
 
 Uses = Ints
@@ -49,11 +50,11 @@ class Evictions:
     never blocks.
 
     foresee : a function that starts to compute two arrays in a thread, both (entries,): the
-        distance to each entry's next use, and the distance to the use after that; NOT_SOON where no
-        use is known. It returns a Future of both arrays, or None if the plan does not show the next
-        uses yet
-    may_go : a function that takes files and returns, for each file, whether this node may drop the
-        file's copy
+        distance to the next use of each file, and the distance to the use after the next one;
+        NOT_SOON where no use is known. It returns a Future of both arrays, or None if the plan does
+        not show the next uses yet
+    may_go : a function that returns for each of some files whether this node may drop the file's
+        copy
     evicted : the number of evicted copies for each tier with eviction, by the tier's number
     """
 
@@ -115,8 +116,9 @@ class Evictions:
             placement[ids[np.cumsum(room.rounded(sizes[ids])) > there]] = NOWHERE
         if kept_for > there or kept_for >= MOST_BYTES:
             return
-        # Only files whose next two uses are known get room. If a file is used only once until the
-        # end of the next epoch, its second use is unknown, because `foresee` does not look farther.
+        # Room is made only for files whose next two uses are known. If a file is used only once
+        # before the end of the next epoch, its second use is unknown, because `foresee` does not
+        # look farther.
         coming = np.flatnonzero(absent & (placement == NOWHERE) & (second != NOT_SOON))
         if len(coming) > MOST_FILES:
             coming = coming[np.argpartition(first[coming], MOST_FILES)[:MOST_FILES]]

@@ -4,7 +4,7 @@ import os
 
 import psutil
 
-# IDLE_CORES : background work goes on while at least this many processors are idle.
+# IDLE_CORES : background work is allowed while at least this many processors are idle.
 # LOOK_S : the interval between two measurements [s].
 IDLE_CORES, LOOK_S = 0.5, 0.1
 
@@ -32,12 +32,12 @@ class IdleCores:
         """Returns the idle time and the total time of the processors, each summed over all
         processors [s]."""
         mine, all_ = os.sched_getaffinity(0), psutil.cpu_times(percpu=True)
-        # psutil lists only processors that are online. If some are offline, positions in this list
-        # may differ from the processors' numbers, which sched_getaffinity returns. If no number is
-        # a position in the list, all processors are counted.
+        # psutil lists only processors that are online. If some are offline, a processor's position
+        # in this list may differ from its number, which sched_getaffinity returns. If this selects
+        # no processor at all, all processors are counted.
         times = [t for number, t in enumerate(all_) if number in mine] or all_
-        # Only the first eight fields are summed: the guest times that follow are already included
-        # in `user` and `nice`.
+        # Only the first eight fields are summed. The other fields are guest times, which are
+        # already included in `user` and `nice`.
         return sum(t.idle + t.iowait for t in times), sum(sum(t[:8]) for t in times)
 
     def take(self) -> float:

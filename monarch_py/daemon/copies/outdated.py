@@ -15,8 +15,8 @@ from monarch_py.native import Kind, Reason, State, lib
 
 log = logging.getLogger("monarch.outdated")
 
-# A call of `Outdated.look` compares entries for at most this time [ns]. `monarch warm` requests the
-# remaining comparisons in further calls.
+# A call of `Outdated.look` compares entries with the source for at most this time [ns]. For the
+# remaining entries, `monarch warm` calls it again.
 LIMIT_NS = 1_000_000_000
 
 
@@ -24,7 +24,9 @@ LIMIT_NS = 1_000_000_000
 class Compared:
     """The result of comparing entries with the source.
 
-    words : (n,) the entries' words before the comparison;  found : (n,) enum monarch_compared;
+    ids : (n,) the catalog entries that were compared
+    words : (n,) the entries' words (state, tier and copy number) before the comparison
+    found : (n,) the results, of enum monarch_compared
     fresh : (n,) of dtype ENTRY, the present attributes of files that have changed
     """
 
@@ -35,13 +37,15 @@ class Compared:
 
 
 class Outdated:
-    """Compares entries with the source, and drops the copies of files that have changed. Any thread
-    may call `look`; all other methods may be called only between two iterations of the loop."""
+    """Compares catalog entries with the source, and drops the copies of files that have changed.
+    Any thread may call `look`. All other methods may be called only between two iterations of the
+    daemon's loop."""
 
     def __init__(self, scanner: Scanner, copies: Copies) -> None:
         self.scanner, self.copies, self.shared = scanner, copies, scanner.shared
-        # Files that have changed and whose old copy is still being removed. By entry: the number of
-        # the old copy, and the new attributes, which the entry gets after the removal.
+        # Files that have changed and whose old copy is still being removed. Maps a file's entry to
+        # the number of the old copy, and to the new attributes, which are written to the entry
+        # after the removal.
         self._fresh: dict[int, tuple[int, Array]] = {}
 
     def look(self, catalog: CatalogReader, ids: Ids) -> Compared:
@@ -107,7 +111,7 @@ class Outdated:
             if copy and copy == old:
                 continue  # the old copy is being removed
             del self._fresh[entry]
-            # If the entry has another copy number already, a new fill is in progress. The fill
+            # If the entry already has another copy number, a new fill is in progress. That fill
             # updates the attributes.
             if not copy:
                 self.copies.renew(entry, fresh)

@@ -1,4 +1,4 @@
-"""The packs of the sources, from which the engine reads many small files at a time."""
+"""Opens the sources' packs: tar files from which the engine reads many small files at a time."""
 
 import errno
 import logging
@@ -28,8 +28,9 @@ def _open(pack: Path) -> int:
 
 
 class Packs:
-    """The packs that the configuration names. The engine's threads read small files from them. If a
-    pack cannot be used, the reason is logged, and the pack's files are read one by one.
+    """The packs that the configuration names. A pack is a tar file with many small files of a
+    source; the engine's threads read these files from the pack. If a pack cannot be used, the
+    reason is logged, and the small files are read one by one.
 
     engine : struct monarch_engine *
     """
@@ -68,9 +69,9 @@ class Packs:
         return True
 
     def arranged(self, ids: Ids, catalog: CatalogReader) -> Ids:
-        """Returns the files in the order in which they are read fastest, (n,). Files in packs are
-        sorted by source and by their position in the pack. All other files keep their places in the
-        array."""
+        """Returns the files in the order in which they can be read fastest, (n,). Files in packs
+        are sorted by source and by their position in the pack. All other files keep their positions
+        in `ids`."""
         if not self._used or len(ids) < 2:
             return ids
         places = np.empty(len(ids), dtype=np.int64)
@@ -84,7 +85,8 @@ class Packs:
         return arranged
 
     def look(self) -> None:
-        """Logs packs that have changed or cannot be read; each error of a pack is logged once."""
+        """Logs packs that have changed or cannot be read. If the same error occurs again, it is not
+        logged again."""
         for number, pack in list(self._used.items()):
             error = int(lib.monarch_engine_pack_error(self._engine, number))
             if error and error != self._logged.get(number):

@@ -3,9 +3,9 @@
 A rank is a training process with its workers; the launcher numbers the ranks of a node
 (csrc/preload/session/session.c). At the end of a step, all ranks wait for the slowest one. So a
 rank that is predicted to load more gets a larger share of the time that the engine's threads spend
-on demands, which are reads that a reader waits for (Lobster, 4.2 and 4.3). Lobster's Algorithm 1
-assigns a queue and a number of threads to each rank. Here, the queue of a rank consists of its
-demands, and each rank gets slices of thread time instead of threads.
+on demands (Lobster, 4.2 and 4.3). A demand is a part of a file that a reader waits for. Lobster's
+Algorithm 1 assigns a queue and a number of threads to each rank. Here, the queue of a rank consists
+of its demands, and each rank gets slices of thread time instead of threads.
 """
 
 import math
@@ -22,20 +22,21 @@ from monarch_py.daemon.segments import Shared
 from monarch_py.native import ffi, lib
 from monarch_py.policies.lobster.queues import queue_seconds, share_threads
 
-# A prediction is made every WINDOW_S [s]. Predictions are made less often if they would otherwise
-# take more than the share MOST_OF_TIME of the daemon's time.
+# The loads of the ranks are predicted every WINDOW_S [s], or less often if the predictions would
+# otherwise take more than the share MOST_OF_TIME of the daemon's time.
 WINDOW_S = 0.1
 MOST_OF_TIME = 0.02
-# For each rank, the total size of the files that it has opened decays exponentially with the time
-# constant MEMORY_S [s]. A rank whose decayed total is below one byte is not active.
+# For each rank, the sizes of the files that it has opened are summed. The sum decays exponentially
+# with the time constant MEMORY_S [s]. If it falls below one byte, the rank is not active.
 MEMORY_S = 0.5
-# The thread time is cut into SLICES slices per rank on average. `share_threads` searches for the
-# best division of the slices among the ranks. The cost of the search grows with the square of the
-# number of slices. So with more than MOST_SEARCHED ranks there is no search: each rank gets slices
-# in proportion to its load. A search among that many slices would find nearly this division.
+# The thread time is cut into SLICES * ranks slices. `share_threads` searches for the best division
+# of the slices among the ranks. The cost of the search grows with the square of the number of
+# slices. So with more than MOST_SEARCHED ranks there is no search, and each rank gets slices in
+# proportion to its load. The search would yield nearly the same division.
 SLICES, MOST_SEARCHED = 8, 8
-# Each rank's load counts as at least this share of the mean load. Otherwise the readers of a rank
-# with few misses could wait so long that they exceed their time limit (csrc/preload/fill/wait.c).
+# Each rank's load is raised to at least this share of the mean load. Otherwise the readers of a
+# rank with a small load could wait so long that they exceed their time limit
+# (csrc/preload/fill/wait.c).
 LEAST_LOAD = 0.25
 # `queue_seconds` takes integers, so loads are expressed in units of 1/PARTS of the largest load.
 PARTS = 1 << 30
@@ -47,7 +48,8 @@ Prediction = Callable[[], Floats | None]
 
 
 def shares_of(loads: Floats) -> Ints:
-    """Returns how many slices of the threads' time each rank gets, (ranks,): one or more.
+    """Returns how many slices of the threads' time each rank gets, (ranks,). Each rank gets at
+    least one slice.
 
     loads : (ranks,) how much each rank is predicted to load, 0 or more, in any unit
     """
@@ -81,9 +83,9 @@ class Ranks:
         self.engine, self.is_on, self._clock = engine, is_on, clock
         counted = ffi.buffer(ffi.addressof(shared.clients, "rank"))
         numbers: Uints = np.frombuffer(counted, dtype=np.uint64)
-        # (MONARCH_RANKS, 2): two total sizes of files for each rank. The first is of all files that
-        # the rank has opened. The second is of those opened files that should have had a copy but
-        # had none. Row 0 counts processes without a rank.
+        # (MONARCH_RANKS, 2). For each rank, column 0 is the total size of all files that the rank
+        # has opened. Column 1 is the total size of those opened files that should have had a copy
+        # but had none. Row 0 belongs to the processes without a rank.
         self._counts = numbers.reshape(lib.MONARCH_RANKS, -1)[:, :2]
         self._seen = self._counts.astype(np.float64)
         self._recent = np.zeros_like(self._seen)
@@ -93,10 +95,11 @@ class Ranks:
 
     def step(self, planned: Prediction) -> None:
         """Runs one iteration. If the last prediction is old enough, predicts the ranks' loads anew,
-        and divides the engine's threads accordingly. Otherwise does nothing.
+        and divides the thread time accordingly. Otherwise does nothing.
 
         planned : a function that returns the loads that a plan predicts, in the order of the ranks'
-            numbers. If it returns None, the loads are predicted from the ranks' recent misses
+            numbers. If it returns None, the loads are predicted from the files that each rank has
+            recently opened
         """
         now = self._clock()
         if not self.is_on or now < self._next_look:
@@ -125,9 +128,12 @@ class Ranks:
 
     def _loads(self, active: npt.NDArray[np.intp], planned: Floats | None) -> Floats:
         """Returns how much each active rank is predicted to load next, (active,). Without a plan,
-        the prediction for a rank is a quotient: the total size of the opened files that lacked a
-        copy, divided by the total size of all files that the rank has opened. All
-        ranks of a job read equally much in a step, so the quotients of two ranks are comparable."""
+        the prediction for a rank is the fraction of the recently opened bytes whose files lacked a
+        copy. All ranks of a job read equally much in a step, so the fractions of two ranks can be
+        compared.
+
+        planned : the loads that a plan predicts, (ranks,); None without a plan
+        """
         if planned is not None and active[-1] <= len(planned):
             return planned[active - 1]
         opened, missed = self._recent[active].T
@@ -137,8 +143,8 @@ class Ranks:
         """Returns the status fields of each rank that has opened any file."""
         active = np.flatnonzero(self._recent[:, 0])
         together = max(1, int(self._shares[active].sum()))
-        # Clients keep counting, and numpy raises an error if an array changes while it is searched.
-        # So a copy is searched.
+        # Clients may increase the counts at any time, and np.flatnonzero raises an error if its
+        # array changes meanwhile. So it searches a copy of the counts.
         counts = self._counts.copy()
         return [
             {

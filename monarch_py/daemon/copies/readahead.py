@@ -1,7 +1,7 @@
 """Reads copies in slow tiers into the page cache before a plan's programs open them.
 
-A second copy in a faster tier would serve the same purpose. The page cache is used instead, because
-the kernel can reclaim its memory, no byte is in memory twice, and each file has a single copy.
+Another way would be to make a second copy in a faster tier. The page cache is used instead, because
+the kernel can reclaim its memory, no byte is in memory twice, and each file keeps a single copy.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,9 @@ from monarch_py.ipc import word
 from monarch_py.native import JobKind, JobStatus, State
 from monarch_py.storage.tiers import Tier
 
-# At most this many copies, and at most this many bytes, are being read at a time. The limits are
-# low, so that a file that is needed sooner does not wait behind many reads.
+# At most MOST_FILES copies, with at most MOST_BYTES [bytes] together, are read into the page cache
+# at the same time. The limits are low, so that a file that is needed sooner does not wait behind
+# many reads.
 MOST_FILES, MOST_BYTES = 64, 32 << 20
 
 
@@ -35,19 +36,21 @@ class ReadAhead:
         self._is_slow[: len(tiers)] = [
             tier is not None and tier.config.kind != "ram" and engine.reads_ahead for tier in tiers
         ]
-        # By entry: whether a page-in or a fill of the copy was ordered, or has ended, since the
-        # file was last opened. If so, the copy is probably in the page cache.
+        # For each catalog entry: whether the copy was filled or paged in since the file was last
+        # opened, or whether this was at least ordered. If so, the copy is probably in the page
+        # cache, or soon will be.
         self._brought = np.zeros(0, dtype=bool)
-        self._under_way: dict[int, int] = {}  # sizes of the copies being paged in, by entry
+        # The copies that are being paged in. Maps a file's entry to the copy's size [bytes].
+        self._under_way: dict[int, int] = {}
         self.files = 0
 
     def is_for(self, ids: Ids) -> Bools:
-        """Returns whether each file has its copy in a slow tier, (n,)."""
+        """Returns for each file whether it has a copy in a slow tier, (n,)."""
         words = self.shared.catalog.words[ids]
         return np.asarray((word.state(words) == State.PRESENT) & self._is_slow[word.tier(words)])
 
     def wants(self, ids: Ids) -> Bools:
-        """Returns whether the copy of each file should be paged in before the file's next use,
+        """Returns for each file whether its copy should be paged in before the file's next use,
         (n,)."""
         wanted = self.is_for(ids)
         known = ids < len(self._brought)
@@ -55,10 +58,10 @@ class ReadAhead:
         return wanted
 
     def order(self, ids: Ids) -> None:
-        """Orders that the copies of these files be paged in. Skips files that `wants` does not
-        select. Once MOST_FILES or MOST_BYTES is reached, all remaining files are skipped, so `ids`
-        must be sorted by the files' next use. These orders run after the orders that programs wait
-        for."""
+        """Orders that the copies of those files be paged in for which `wants` returns True. Once
+        MOST_FILES or MOST_BYTES is reached, all remaining files are skipped, so `ids` must be
+        sorted by the files' next use. The engine executes the orders that programs wait for
+        first."""
         ids = ids[self.wants(ids) & ~np.isin(ids, np.fromiter(self._under_way, dtype=np.uint64))]
         ids = ids[: MOST_FILES - len(self._under_way)]
         if not len(ids):
@@ -74,17 +77,16 @@ class ReadAhead:
         self.engine.submit(JobKind.PAGE_IN, ids, catalog.words[ids])
 
     def ended(self, result: Any) -> None:
-        """Processes the result of a PAGE_IN order. A copy that could not be read is kept. The error
-        is reported to the program that reads the copy next."""
+        """Processes the result of a PAGE_IN order. If a copy could not be read, nothing is done:
+        the next program that reads the copy will notice the error itself."""
         self._under_way.pop(int(result["id"]), None)
         if result["status"] == JobStatus.DONE:
             self.files += 1
 
     def filled(self, ids: Ids) -> None:
-        """Notes files whose fill was ordered or has just ended. A fill leaves the pages of the new
-        copy in memory, so the copy need not be paged in. The caller reports a fill as soon as the
-        fill is ordered, because programs may open the copy before the fill's result is
-        processed."""
+        """Notes files whose fill was ordered or has just ended. A fill leaves the new copy in the
+        page cache, so the copy need not be paged in. The caller must report each fill as soon as it
+        is ordered, because programs may open the copy before the fill's result is processed."""
         self._set_brought(ids, brought=True)
 
     def opened(self, ids: Ids) -> None:

@@ -1,8 +1,9 @@
 """The staging area: a small tier for copies that are used once and dropped.
 
-If a node reads a file but does not keep it, the file's copy is stored in this area from its fetch
-to its use. (Section 2 of the NoPFS paper calls such an area the staging buffer.) The area has the
-highest tier number. No policy places files in it, and it has no manifest.
+Some files that a node reads are not assigned to its tiers. The copy of such a file is stored in
+this area from its fetch to its use. (Section 2 of the NoPFS paper calls such an area the staging
+buffer.) The area has the highest tier number. No policy assigns files to it permanently, and it has
+no manifest.
 """
 
 import logging
@@ -24,8 +25,8 @@ from monarch_py.storage.tiers import Tier, refuse_replaceable
 
 log = logging.getLogger("monarch.staging")
 
-# At least 1/AT_ONCE of the quota is freed at a time, because the search for copies to drop costs as
-# much for one file as for many.
+# At least 1/AT_ONCE of the quota is freed at a time, because the search for copies to drop takes
+# equally long for one file and for many files.
 AT_ONCE = 16
 
 
@@ -54,8 +55,9 @@ def open_staging(
 
 
 class Staging:
-    """Lists the staged files in the order of their arrival or last open, and drops copies to make
-    room for others. Runs in the daemon's loop and never blocks.
+    """Lists the files in the staging area, sorted by the time at which each file arrived or was
+    last opened, and drops copies to make room for others. Runs in the daemon's loop and never
+    blocks.
 
     number : the area's number among the tiers
     tier : the area; None if there is no area, so that nothing is staged
@@ -63,8 +65,9 @@ class Staging:
 
     def __init__(self, number: int, tier: Tier | None, copies: Copies, policy: NodePolicy) -> None:
         self.number, self.tier, self.copies, self._policy = number, tier, copies, policy
-        # The staged files, in the order of their arrival or last open. A copy that another part of
-        # the daemon has dropped stays in the dict until the next `_drop`.
+        # The entries of the staged files, sorted by the time at which each file arrived or was last
+        # opened. If another part of the daemon drops a copy, the file's entry stays here until the
+        # next `_drop`.
         self._entries: dict[int, None] = {}
         self.refused: list[Ids] = []  # files that the source serves until `let_in` is called
         self.staged = self.dropped = 0
@@ -105,10 +108,10 @@ class Staging:
             return 0
 
     def admits(self, sizes: Uints) -> Bools:
-        """Returns, for each file, whether there is room for it now, (n,), if the files are placed
-        in the order in which `sizes` lists them.
+        """Returns for each file whether there is room for it now, (n,), in addition to the files
+        before it in `sizes`.
 
-        sizes : (n,) [bytes]
+        sizes : (n,) the sizes of the files [bytes]
         """
         if self.tier is None:
             return np.zeros(len(sizes), dtype=bool)
@@ -117,9 +120,9 @@ class Staging:
 
     def make_room(self, sizes: Uints, least_use: int = -1) -> bool:
         """Drops copies until the free room, together with the room of the dropped copies, is enough
-        for files of these sizes, (n,) [bytes]. Copies whose next use comes before `least_use` (a
-        distance as in `NodePolicy.next_use`) are kept. Returns whether any dropped copies are still
-        to be removed."""
+        for files of these sizes, (n,) [bytes]. Keeps copies whose distance to the next use (see
+        `NodePolicy.next_use`) is less than `least_use`. Returns whether any dropped copies still
+        occupy room, because their files are not removed yet."""
         if self.tier is None:
             return False
         leaving, room = self.copies.leaving[self.number], self.tier.room()
@@ -146,12 +149,12 @@ class Staging:
         self.dropped += len(ids)
         self.copies.forget(ids, State.ABSENT)
 
-    # --- files that find no room ----------------------------------------------------------------
+    # --- files for which there is no room -------------------------------------------------------
 
     def refuse(self, ids: Ids) -> None:
-        """Makes the source serve these files, for which readers wait. Call it if no copy can be
-        dropped now to make room for the files. `let_in` makes the files ABSENT later, so that the
-        next open of a file requests its fill again."""
+        """Makes readers of these files read them from the source. Call it if readers wait for the
+        files, and no copy can be dropped now to make room for them. `let_in` makes the files ABSENT
+        later, so that the next open of a file requests its fill again."""
         self.copies.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
         self.refused.append(ids)
 

@@ -16,7 +16,7 @@ from monarch_py.native import JobKind, JobStatus, State
 
 log = logging.getLogger("monarch.filler")
 
-# After a check has failed for lack of descriptors, no check is ordered for this long [s].
+# After a check has failed for lack of file descriptors, no check is ordered for this long [s].
 PASSING_S = 1.0
 
 
@@ -37,9 +37,9 @@ class Checks:
         return sum(map(len, self._waiting)) + len(self._failed)
 
     def adopt_found(self) -> None:
-        """Adopts copies of earlier sessions that the scan has matched with their files. If the
-        copies of a tier must be checked, each of them is published only once its check has
-        succeeded. The copies of other tiers are published at once."""
+        """Adopts copies of earlier sessions that the scan has matched with their files. If a tier's
+        copies may be damaged, each of them is published only after its check has succeeded. The
+        copies of other tiers are published at once."""
         catalog = self._shared.catalog
         for ids, rows, tier_number in self._copies.scanner.take_adopted():
             catalog.set_words(ids, word.make(State.FILLING, 0, tier_number, rows["copy"]))
@@ -50,7 +50,7 @@ class Checks:
                 self._copies.adopt(ids, rows, tier_number)
 
     def order(self, most: int) -> int:
-        """Orders checks, but no more than `most`. Returns how many checks were ordered."""
+        """Orders at most `most` checks. Returns how many checks were ordered."""
         ordered, catalog = 0, self._shared.catalog
         if time.monotonic() < self._not_before_s:
             return 0
@@ -68,10 +68,10 @@ class Checks:
         return ordered
 
     def failed(self, result: Any) -> None:
-        """Processes the result of a check that did not succeed. If the check was abandoned, marks
-        the tier, so that the next daemon checks the tier's copies. If the check failed only because
-        no descriptor was free, it is repeated later. Otherwise the copy is damaged, and is
-        dropped."""
+        """Processes the result of a check that did not succeed. If the check was abandoned because
+        the daemon ends, marks the tier, so that the next daemon checks the tier's copies. If the
+        check failed only because no file descriptor was free, repeats it later. Otherwise the copy
+        is damaged, and is dropped."""
         entry = int(result["id"])
         if result["status"] == JobStatus.ABANDONED:
             self._keepers[int(result["tier"])].distrust()
@@ -82,8 +82,7 @@ class Checks:
             self.make_anew(entry)
 
     def make_anew(self, entry: int) -> None:
-        """Drops a damaged copy. The file is filled again, either ahead of the programs or when a
-        program reads it."""
+        """Drops a damaged copy. A new copy is made in advance, or when a program reads the file."""
         path = self._shared.catalog.path(entry)
         log.warning("the copy of %s is damaged; it is dropped and made again", path)
         self._copies.forget(one(entry), State.ABSENT)

@@ -1,10 +1,10 @@
 """Implements `prefetch: auto`: once programs read through a directory, fills its other files ahead
 of time.
 
-In a cluster, each file has a home, which is the node that reads the file from the source for all
-nodes. Each node first fills the files whose home it is. It fetches files from their homes on other
-nodes only while a processor is idle, so that no program is slowed down. These fetches can wait,
-because a fetch from a node that has a copy is fast at any time.
+In a cluster, each file has a home: the node that reads the file from the source for all nodes. Each
+node first fills the files whose home it is. It fetches the files of other homes from these nodes
+only while a processor is idle, so that no program is slowed down. These fetches can wait, because
+a fetch from a node that has a copy is fast at any time.
 """
 
 import os
@@ -23,26 +23,25 @@ from monarch_py.daemon.fill.unused import UnusedPrefetch
 from monarch_py.native import State, ffi, lib
 from monarch_py.policies.placement import NOWHERE
 
-# At least this many files of a directory must be read to their end before the directory's other
-# files are filled. The same number applies to subdirectories: if at least this many direct
-# subdirectories of a directory each contain, at any depth, a file that was read to its end, then
-# the directory and all directories below it are filled.
+# When programs have read NAMES files of a directory to their end, the directory's other files are
+# filled. When programs have read files in NAMES direct subdirectories of a directory, or at any
+# depth below these, the directory is filled with all directories below it.
 NAMES = 4
-# Between two iterations, programs may read many files to their end. At most this many of these
-# files are examined: a few are enough to recognise the directory that programs read.
+# Between two iterations, programs may read many files to their end. At most this many of them
+# are examined: a few are enough to recognize the directory that programs read.
 LOOKS = 64
 # At most this many prefetched files are queued or being filled.
 QUEUE = 4096
-# To find files that can be prefetched, at most this many entries of the catalog are examined in one
-# iteration.
+# The search for files that can be prefetched examines at most this many entries of the catalog in
+# one iteration.
 ENTRIES = 65536
-# When unused copies are dropped, at least this much room is freed [bytes], so that copies need not
-# be dropped separately for every file.
+# When unused copies are dropped, at least this much room is freed [bytes], so that the next files
+# find room without another search for unused copies.
 GIVEN_BYTES = 16 << 20
-# If no tier had room for the files to be prefetched, nothing is prefetched for this long [s].
+# If no tier has room for the files to be prefetched, nothing is prefetched for this long [s].
 FULL_S = 1.0
-# After an open of a prefetched file, the loop iterates often for this long [s]. The next opens are
-# likely to follow soon, and they do not wake the loop.
+# After programs have opened files, the daemon's loop iterates often for this long [s]. The next
+# opens are likely to follow soon, and an open of a copy does not wake the loop.
 AWAKE_S = 2.0
 
 # The flag of an entry whose file has its home on another node.
@@ -65,8 +64,7 @@ class _Filled:
     for the files whose home is this node, and once for those whose home is another node (_Home).
 
     is_deep : whether all its subdirectories are filled too
-    at : for each of the two examinations, the first catalog entry that the examination has not
-        reached yet
+    at : for each _Home, the catalog entry with which the examination goes on
     """
 
     place: Place
@@ -74,8 +72,8 @@ class _Filled:
     at: list[int] = field(default_factory=lambda: [0, 0])
 
     def covers(self, place: Place) -> bool:
-        """Whether the files of `place` are filled too: they are if `place` is this directory, or if
-        `is_deep` is set and `place` lies below this directory."""
+        """Whether `place` is this directory or, if `is_deep` is set, a directory below it. The
+        files of `place` are filled in both cases."""
         source, directory = place
         if source != self.place[0]:
             return False
@@ -91,13 +89,14 @@ class Directories:
     below NAMES of its direct subdirectories."""
 
     def __init__(self) -> None:
-        self.filled: list[_Filled] = []  # the newest first
+        # The directories that were found so far; those that were found last come first.
+        self.filled: list[_Filled] = []
         self._files: defaultdict[Place, set[bytes]] = defaultdict(set)
         self._below: defaultdict[Place, set[str]] = defaultdict(set)
 
     def note(self, place: Place, names: Iterable[bytes]) -> bool:
-        """Notes files of one directory that were read to their end. Returns whether a directory was
-        added to `filled`."""
+        """Notes files of the directory `place` that programs have read to their end. Returns
+        whether a directory was added to `filled`: `place`, or a directory above it."""
         if any(filled.covers(place) for filled in self.filled):
             return False
         self._files[place].update(names)
@@ -135,8 +134,8 @@ class DirectoryPrefetch:
         self.filler, self.shared, self.is_on = filler, filler.shared, is_on
         self.unused = UnusedPrefetch(self.shared)
         self._directories = Directories()
-        # The files that were found in the filled directories, and whose fill is still to be
-        # ordered: one array for each _Home.
+        # The files that `_find` has found in the directories to be filled, and whose fill is not
+        # ordered yet: one array for each _Home.
         self._next: list[Ids] = [NO_IDS, NO_IDS]
         self._idle = IdleCores()
         self._ids = np.empty(QUEUE, dtype=np.uint64)
@@ -146,8 +145,8 @@ class DirectoryPrefetch:
         # `waiting` : how many files are being filled, or are queued.
         self.ordered = self.waiting = 0
         self._ordered_bytes = 0.0
-        # Whether another part of the daemon has already set `follow_opens`. If so, `follow_opens`
-        # is never cleared here.
+        # If `follow_opens` is set, clients report which files they open. Remember whether another
+        # part of the daemon has set it already; if so, it is never cleared here.
         self._is_followed = bool(self.shared.control.follow_opens)
         self.shared.control.follow_reads = is_on
         if is_on and filler.nodes is None:
@@ -155,8 +154,9 @@ class DirectoryPrefetch:
 
     @property
     def is_awake(self) -> bool:
-        """Whether the loop should iterate often. The next files can be prefetched as soon as
-        programs have opened prefetched copies, but these opens do not wake the loop."""
+        """Whether the loop should iterate often, because the limit on unused files is reached. More
+        files can be prefetched as soon as programs open prefetched copies, but these opens do not
+        wake the loop."""
         return self._is_waiting and time.monotonic() - self._opened_at < AWAKE_S
 
     @property
@@ -164,15 +164,15 @@ class DirectoryPrefetch:
         """The mean size of the files whose fill was ordered so far."""
         return self._ordered_bytes / max(self.ordered, 1)
 
-    # --- recognising directories that programs read ---------------------------------------------
+    # --- recognizing directories that programs read ---------------------------------------------
 
     def observe(self, opened: Ids, unmet: Ids) -> None:
         """Notes what programs have done since the last iteration.
 
         opened : (n,) files that programs have opened
-        unmet : (m,) files that programs opened before the catalog knew them. It is not known how
-            much of these files was read, so only the small files among them count as read to their
-            end
+        unmet : (m,) files that programs opened before the files were in the catalog. It is not
+            known how much of these files was read. Only the small files among them are regarded as
+            read to their end
         """
         if not self.is_on:
             return
@@ -185,8 +185,8 @@ class DirectoryPrefetch:
         if not len(read):
             return
         self.unused.note_read(read)
-        # Programs hand over the descriptors of small files, but may not have done so yet. So the
-        # small files that were read are queued now, without the descriptors. They then get room
+        # Programs hand over the descriptors of small files that they have read, but perhaps later
+        # than now. So these files are queued now, without their descriptors. They then get room
         # before the other files of their directory.
         small = self.shared.catalog.entries["size"][read] <= self.shared.control.handed_bytes
         self.filler.requests.want(read[small])
@@ -202,9 +202,9 @@ class DirectoryPrefetch:
     # --- filling the directories ----------------------------------------------------------------
 
     def step(self) -> bool:
-        """Runs one iteration: orders fills in the directories that `Directories` has found, within
-        the limit on unused files. Returns whether the next iteration must follow without a pause,
-        to examine more of the catalog."""
+        """Runs one iteration: orders fills of files in the directories that `Directories` has
+        found, within the limit on unused files. Returns whether the next iteration should follow at
+        once, because the search has examined only a part of the catalog."""
         self._is_waiting = False
         if not self.is_on:
             return False
@@ -234,8 +234,8 @@ class DirectoryPrefetch:
 
     def _take(self, most: int, home: _Home) -> Ids:
         """Returns the next files that `_find` has found, (n,): at most `most` files, and no more
-        than the limit on unused files allows. Skips files that alone exceed this limit; each of
-        them is filled when a program opens it."""
+        than the limit on unused files allows. Skips each file that is larger than this limit; such
+        a file is filled when a program opens it."""
         words, sizes = self.shared.catalog.words, self.shared.catalog.entries["size"]
         first, rest = self._next[home][:most], self._next[home][most:]
         first = first[words[first] == State.ABSENT]
@@ -259,21 +259,20 @@ class DirectoryPrefetch:
         sizes = self.shared.catalog.entries["size"][ids]
         fits = self.filler.policy.tier_of(ids, sizes, self.filler.rooms()) != NOWHERE
         if not fits.any():
-            # All files are put back, except the first one. A large first file could otherwise block
-            # the files behind it forever.
+            # All files except the first one are put back. If the first file is too large for the
+            # tiers, it would otherwise block the files behind it forever.
             self._next[home] = np.concatenate([ids[1:], self._next[home]])
             self._full_until = time.monotonic() + FULL_S
             return
-        # Clients must record opens before the first copy is published, so that the copy's first
-        # open is counted.
+        # Clients must report opens from now on, before the first copy is published. Otherwise the
+        # first open of the copy might not be noticed.
         self.shared.control.follow_opens = True
         self.unused.order(ids[fits])
         self.filler.requests.fill_ahead(ids[fits])
 
     def _find(self, most: int, home: _Home) -> bool:
         """Examines further entries of the catalog until `_next[home]` contains `most` files, or
-        until ENTRIES entries were examined. Returns whether the search has ended at the limit
-        ENTRIES."""
+        until ENTRIES entries were examined. Returns whether ENTRIES entries were examined."""
         looks = ENTRIES
         for filled in self._directories.filled:
             while len(self._next[home]) < most and looks > 0:
@@ -285,8 +284,11 @@ class DirectoryPrefetch:
         return looks == 0
 
     def _look(self, filled: _Filled, home: _Home, most: int, looks: int) -> tuple[Ids, int]:
-        """Returns the next files of one directory that have this home and can be prefetched, (n,).
-        Also returns how many entries were examined."""
+        """Returns the next files of a directory that have this home and can be prefetched, (n,).
+        Also returns how many entries were examined.
+
+        most, looks : the maximum numbers of files to return and of entries to examine
+        """
         source, directory = filled.place[0], os.fsencode(filled.place[1])
         at = ffi.new("uint64_t *", filled.at[home])
         where = pointer(self._ids)
@@ -302,10 +304,10 @@ class DirectoryPrefetch:
         return ids, looked
 
     def give_way(self, ids: Ids) -> Ids:
-        """Makes room for those of the files `ids` that found no room in an earlier use either, and
-        returns these files. Programs use all files of `ids`, and no tier has room for them. To make
-        room, drops copies that no program has used, beginning with the last entries of the catalog.
-        If there are no such copies, returns no files. After copies were dropped, nothing more is
+        """Makes room for some of the files `ids`, which programs use now and for which no tier has
+        room. Room is made only for files that had no room in an earlier use either. Returns these
+        files, or no files if nothing can be dropped. Drops prefetched copies that no program has
+        used, beginning with the last entries of the catalog. From then on, nothing more is
         prefetched, because the tiers have no room for it.
 
         At the first use of a file, the program may be in its first epoch, in which it will still
@@ -328,9 +330,9 @@ class DirectoryPrefetch:
     # --- starting over --------------------------------------------------------------------------
 
     def _put_back(self) -> None:
-        """Forgets the files that `_find` has found and whose fill is not ordered yet. The files of
-        a directory that was just added are filled first. `_find` will find the forgotten files
-        again later."""
+        """Forgets the files that `_find` has found and whose fill is not ordered yet, so that the
+        files of a directory that was just added are filled first. `_find` will find the forgotten
+        files again later."""
         for home, ids in enumerate(self._next):
             first = int(ids.min()) if len(ids) else lib.MONARCH_MAX_ENTRIES
             for filled in self._directories.filled:
@@ -338,16 +340,16 @@ class DirectoryPrefetch:
         self._next = [NO_IDS, NO_IDS]
 
     def look_again(self) -> None:
-        """Examines all directories again from the catalog's first entry, after a command was
-        cancelled. While the command ran, the search for files to prefetch skipped the files that
-        the command had requested. They are ABSENT again now, and can be prefetched."""
+        """Restarts the search for files to prefetch at the catalog's first entry. Call it after a
+        command was cancelled. While the command ran, the search skipped the files that the command
+        had requested. Now these files are ABSENT again, and can be prefetched."""
         for filled in self._directories.filled:
             filled.at = [0, 0]
         self._next = [NO_IDS, NO_IDS]
 
     def clear(self) -> None:
-        """Forgets all directories, and which files were read. From now on, only new reads of files
-        start a prefetch. Call it when all copies were dropped."""
+        """Forgets the directories and the files that programs have read, so that only new reads
+        start a prefetch. Call it after all copies were dropped."""
         self.unused.clear()
         self._directories, self._next = Directories(), [NO_IDS, NO_IDS]
         self._has_given_way = False

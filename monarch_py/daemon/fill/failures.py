@@ -20,9 +20,10 @@ log = logging.getLogger("monarch.filler")
 
 # A file that changes during its fill is retried this many times before it is left to the source.
 TRIES = 3
-# At most this many changed files wait for the threads that look them up.
+# At most this many changed files are being looked up at the source, or wait for the threads that
+# look them up.
 LOOKS = 64
-# Fills that failed for lack of descriptors are retried after this time [s].
+# Fills that failed for lack of file descriptors are retried after this time [s].
 PASSING_S = 1.0
 
 
@@ -37,14 +38,14 @@ class FailedFills:
         self._copies, self._staging, self._requests = copies, staging, requests
         self._scanner, self._shared = copies.scanner, copies.shared
         self._tries: dict[int, int] = {}
-        # The entries of files whose fill is postponed. `_in_use` lists the files that programs use,
-        # and `_ahead` lists the files to be filled ahead.
+        # The entries of files whose fill is postponed for lack of file descriptors. `_in_use` lists
+        # the files that programs use. `_ahead` lists the files to be filled in advance.
         self._in_use: list[int] = []
         self._ahead: list[int] = []
         self._try_at_s = 0.0
         self._is_told = False
-        # Changed files that threads are to look up: by path, the file's entry and whether the file
-        # is in use.
+        # Changed files that threads are to look up. Maps a file's path to the file's entry and to
+        # whether programs use the file.
         self._changed: dict[Path, tuple[int, bool]] = {}
         self._looks = UnlistedFiles(self._look, self._shared.ring)
         self.count = 0
@@ -55,12 +56,13 @@ class FailedFills:
 
     @property
     def holds_up(self) -> bool:
-        """Whether so many fills must be retried that no others should be ordered ahead."""
+        """Whether so many fills must be retried that no files should be filled in advance now."""
         return len(self) > 0 or len(self._changed) > LOOKS
 
     @property
     def changed(self) -> int:
-        """The number of changed files that are looked up, so that their fill can be retried."""
+        """The number of changed files that are looked up at the source before their fill is
+        retried."""
         return len(self._changed)
 
     def take(self, result: Any) -> None:
@@ -76,7 +78,8 @@ class FailedFills:
         if is_passing(result):
             self._put_off(entry, error, in_use=in_use)
         elif status == JobStatus.TIER_FULL and number == self._staging.number:
-            # Other users have filled the file system, so a retry would find no room either.
+            # Others have used up the space of the staging area's file system, so a retry would fail
+            # too.
             self._staging.refuse(one(entry))
         elif status == JobStatus.TIER_FULL:
             tier.note_full()
@@ -95,9 +98,10 @@ class FailedFills:
             self._requests.taken_back(one(entry))
 
     def _put_off(self, entry: int, error: int, *, in_use: bool) -> None:
-        """Postpones a fill that has failed because the daemon had no free descriptor. If the
-        file is in use, programs meanwhile read it from the source. Otherwise the file stays WANTED.
-        So the command that has requested the fill continues to wait for it, and can cancel it."""
+        """Postpones a fill that has failed because the daemon had no free file descriptor. If
+        programs use the file, they read it from the source meanwhile. Otherwise the file stays
+        WANTED, so that a command that has requested the fill still waits for it and can cancel
+        it."""
         if not self._is_told:
             log.warning(
                 "fills wait for a free file descriptor (%s); raise the limit (ulimit -n)",
@@ -121,8 +125,8 @@ class FailedFills:
         in_use, ahead = (np.array(ids, dtype=np.uint64) for ids in (self._in_use, self._ahead))
         self._in_use, self._ahead = [], []
         self._requests.try_again(in_use)
-        # Files that are no longer WANTED were cancelled, or were opened by programs, while they
-        # were postponed.
+        # If a file is no longer WANTED, its fill was cancelled meanwhile, or a program has opened
+        # the file.
         ahead = ahead[self._shared.catalog.states(ahead) == State.WANTED]
         self._requests.again(ahead, in_use=False)
 
@@ -131,9 +135,9 @@ class FailedFills:
         self._is_told = False
 
     def _source_changed(self, entry: int, *, in_use: bool) -> None:
-        """Has threads look up a file that has changed since the scan, or during its fill, so that
-        its fill can be retried. Until then the file stays WANTED, and programs read it from the
-        source. After TRIES tries, the file is left to the source."""
+        """Lets a thread look up a file that has changed since the scan, or during its fill. The
+        fill is retried with the file's new attributes. Until then the file stays WANTED, and
+        programs read it from the source. After TRIES retries, the file is left to the source."""
         catalog = self._shared.catalog
         place = int(catalog.entries["source"][entry]), catalog.path(entry)
         if place not in self._changed:
@@ -151,8 +155,8 @@ class FailedFills:
         return (self._scanner.look(number, path),)
 
     def retry_changed(self) -> None:
-        """Retries the fills of changed files that threads have looked up. If the path of a file no
-        longer names a file, the file is left to the source."""
+        """Retries the fills of changed files that threads have looked up. If there is no file at
+        the path any more, the path is left to the source."""
         if not self._changed:
             return
         catalog, renames = self._shared.catalog, int(self._shared.clients.renames)
@@ -163,7 +167,7 @@ class FailedFills:
             del self._changed[place]
             (state,) = catalog.states(one(entry))
             if state not in (State.WANTED, State.ABSENT):
-                continue  # another part of the daemon has filled the file, or has left it
+                continue  # another part of the daemon has filled the file, or left it to the source
             if seen is None:
                 catalog.set_state(one(entry), State.BYPASS, Reason.CHANGED)
                 continue

@@ -1,4 +1,4 @@
-"""Turns requested files into orders for the engine, grants it room, and processes its results."""
+"""Orders the fills of requested files from the copy engine, and processes the engine's results."""
 
 import logging
 import math
@@ -29,22 +29,22 @@ from monarch_py.storage.tiers import Tier
 
 log = logging.getLogger("monarch.filler")
 
-# There are three kinds of orders: fills from sources for files in use, fills from peers for files
-# in use, and orders for other files. The engine has at most this many orders of each kind at a
-# time. This number is so large that the engine's threads never wait for Python. More orders would
-# only take memory, about 500 bytes each.
+# An order tells the engine, for example, to fill a file. There are three kinds of orders: fills
+# from sources for files in use, fills from peers for files in use, and orders for other files. The
+# engine has at most this many orders of each kind at a time. This number is so large that the
+# engine's threads never wait for Python. More orders would only take memory, about 500 bytes each.
 ORDERS = 2048
-# The largest total size [bytes] of the files whose background fills were ordered and have not
-# ended. The limit is low, because room is reserved for a fill as soon as the fill is ordered.
+# The background fills that were ordered and have not ended may have at most this total size
+# [bytes]. The limit is low, because room is reserved for a fill as soon as the fill is ordered.
 AHEAD_BYTES = 256 << 20
 # This many background fills may be ordered even if their files exceed AHEAD_BYTES. So a thread that
-# has ended a fill can begin another one without waiting for Python.
+# has ended a fill can begin another fill without waiting for Python.
 AHEAD_FILES = 4
 NO_TIER_ROOM = TierRoom(0, 0, 512)
-# If a node's tiers have had no room for this long [s], the files that the node should keep are
-# passed on to other nodes.
+# If a node's tiers have had no room for this long [s], files that the node should keep for all
+# nodes are assigned to other nodes.
 LACKS_S = 1.0
-# If no fill was ordered for this long [s], the engine is no longer granted room.
+# If no fill was ordered for this long [s], the engine is no longer allowed to order fills itself.
 GRANTED_S = 2.0
 
 
@@ -66,9 +66,9 @@ class Filler:
         peer_threads = PEER_THREADS if membership else 0
         self.engine = Engine(scanner, peer_threads)
         self.nodes = Nodes(membership, self.shared, self.engine, self.tiers) if membership else None
-        # Programs hand over descriptors of files of at most `handed_bytes` [bytes]. If a single
-        # open is not enough to have a file filled, this value is 0, so programs hand over no
-        # descriptors.
+        # Programs hand over the descriptors of files of at most `handed_bytes` [bytes]. The value
+        # is 0, so that programs hand over no descriptors, if the configuration does not request a
+        # fill for every file that a program opens.
         is_wanted = config.prefetch != "none" and not config.fill_after and config.handover_bytes
         takes = is_wanted and self.engine.take_handovers()
         self.shared.control.handed_bytes = config.handover_bytes if takes else 0
@@ -82,7 +82,7 @@ class Filler:
         # functions.
         # `give_way` : drops copies to make room for files that programs use. Returns the files for
         #     which there will be room.
-        # `beside` : returns those files among `ids` that `prefetch: auto` has requested.
+        # `beside` : returns those of the files that `prefetch: auto` has requested.
         self.give_way: Callable[[Ids], Ids] = lambda ids: ids[:0]
         self.beside: Callable[[Ids], Ids] = lambda ids: ids[:0]
         self.copies = Copies(scanner, self.engine)
@@ -96,23 +96,24 @@ class Filler:
         self.failed = FailedFills(self.copies, self.staging, self.requests)
         self._refused: list[Ids] = []
         shm = os.stat(self.shared.session.path).st_dev
-        # The tiers that lie on the same file system as the catalog. In these tiers, `rooms` keeps
-        # room for the catalog.
+        # The tiers that lie on the same file system as the catalog. While the catalog may grow,
+        # `rooms` reserves some of their room for it.
         self._beside = {n for n, tier in enumerate(self.tiers) if tier and tier.is_on(shm)}
         self._early: list[Ids] = []
         self._ordered_at = -math.inf  # when a fill was last ordered [s]
-        # The time [s] at which this node last lacked room for a file that it should keep, and the
-        # time [s] at which this lack of room began.
+        # When this node last lacked room for a file that it should keep [s], and when this lack of
+        # room began [s].
         self._refused_s = self._lacks_since_s = -math.inf
         used = (tier.last_number() for tier in self.tiers if tier is not None)
-        # All copies that earlier daemons have made have smaller numbers than `first_copy`.
+        # The number of this daemon's first copy. The copies of earlier daemons have smaller
+        # numbers.
         self.first_copy = max(Tier.first_number(), *(number + 1 for number in used))
         self._next_copy = self.first_copy
 
     @property
     def pending(self) -> int:
-        """The amount of unfinished work: orders, requested files, files to be retried, and copies
-        to be checked or compared."""
+        """The number of unfinished orders, requested files, files to be retried, and copies to be
+        checked or compared."""
         waiting = len(self.requests) + len(self.checks) + self.copies.unsettled
         return waiting + len(self.failed) + self.failed.changed + self.engine.pending()
 
@@ -133,10 +134,11 @@ class Filler:
 
     def end_turn(self) -> None:
         """Grants the engine room in the tiers. Until the next iteration, the engine may use this
-        room to order fills on its own, for files that readers wait for. It places these files where
-        the filler would place them. No room is granted while a plan assigns files to tiers, or if
-        the last fill was ordered at least GRANTED_S ago. Without a grant, the loop need not measure
-        the room of the tiers, so a tier that hangs does not block the loop."""
+        room to order fills on its own, for files that readers wait for. It places each file in the
+        tier that the filler would choose. No room is granted while a plan assigns files to tiers,
+        or if the last fill was ordered at least GRANTED_S ago. When no room is granted, the loop
+        does not measure the free room of the tiers, so a tier that hangs does not block the
+        loop."""
         is_ready = self.nodes is None or self.nodes.is_ready
         is_used = time.monotonic() - self._ordered_at < GRANTED_S
         may = is_used and is_ready and not (self.policy.follows_plan or self.shared.control.off)
@@ -149,9 +151,10 @@ class Filler:
         self.engine.grant(rooms, self._next_copy, meets, staged_bytes=staged_bytes)
 
     def _staged_bytes(self) -> int:
-        """Returns the size [bytes] of the largest file that the engine may stage on its own. For a
-        larger file, the filler chooses between the source and a node, because the source may be
-        faster. Returns 0 while files wait for room, because free room goes to these files first."""
+        """Returns the size [bytes] of the largest file that the engine may fill into the staging
+        area on its own. For a larger file, the filler decides whether the fill reads the source or
+        asks another node, because the source may be faster. Returns 0 while files wait for room,
+        because free room goes to these files first."""
         if self.routes is None or self.requests.has_put_off:
             return 0
         return self.routes.sure_bytes()
@@ -159,8 +162,9 @@ class Filler:
     # --- orders ------------------------------------------------------------------------------
 
     def feed(self) -> bool:
-        """Passes orders to the engine: all that it can take for files in use, and some for files to
-        be filled ahead. Returns whether the engine could take more orders now."""
+        """Passes orders to the engine: as many as possible for files in use, and a limited number
+        for files to be filled in advance. Returns True if more files are to be filled in advance,
+        and the engine could take more orders now."""
         if self.nodes is not None:
             self.nodes.step(scanned=self.scanner.scanned)
             if not self.nodes.is_ready:
@@ -177,16 +181,16 @@ class Filler:
         self.requests.part_ways(self._is_fetched)
         for fetched in (False, True):
             room = ORDERS - self.engine.pending(in_use=True, from_peers=fetched)
-            # Orders for files in use either read the source or ask a peer. But if the peer is lost,
-            # or if the source is faster, an order that should ask a peer reads the source instead.
-            # So the total number of both kinds of orders is limited too.
+            # An order for a file in use either reads the source or asks a peer. If the peer does
+            # not answer, or if the source is faster, an order that should ask a peer reads the
+            # source instead. So the total number of both kinds of orders is limited too.
             room = min(room, 2 * ORDERS - self.engine.pending(in_use=True))
             while room > 0 and len(ids := self.requests.next_in_use(room, from_peers=fetched)):
                 room -= self._order_fills(ids, in_use=True)
         room = ORDERS - self.engine.pending(in_use=False)
         room -= self.checks.order(room)
-        # While files wait for room, for descriptors or to be looked up, nothing is filled ahead,
-        # because a fill ahead would perhaps have to wait as well.
+        # While files wait for room, for file descriptors, or to be looked up at the source, no fill
+        # is ordered in advance, because it might have to wait for the same reason.
         is_short = self.requests.has_put_off or self.failed.holds_up
         may_more = room > 0 and not is_short and len(self.requests.ahead) > 0
         return may_more and self._order_ahead(room)
@@ -199,8 +203,8 @@ class Filler:
         return np.asarray(self.policy.others(ids)[:, 0] != NOBODY)
 
     def _leave_to_source(self) -> None:
-        """Leaves requested files to the source, because it is not known yet which node keeps which
-        file, and readers must not wait until it is known."""
+        """Leaves the requested files to the source, so that readers need not wait until the nodes
+        have determined which node keeps which file."""
         self.requests.part_ways(self._is_fetched)
         while (
             len(ids := self.requests.next_awaited())
@@ -212,23 +216,24 @@ class Filler:
             self._early.append(ids)
 
     def _take_from_source(self) -> None:
-        """Queues the files that `_leave_to_source` has left to the source, so that they are filled
-        now."""
+        """Queues the files that `_leave_to_source` has left to the source. Their fills can be
+        ordered now."""
         for ids in self._early:
             self.requests.want(self.requests.let_in_again(ids, Reason.NO_ROOM))
         self._early = []
 
     def _drop_rotten(self, nodes: Nodes) -> None:
-        """Drops copies that the peer server has found damaged, and has refused to send. This node's
-        own programs must not read these copies either."""
+        """Drops copies that were found to be damaged when peers requested them. They were not sent
+        to the peers, and this node's own programs must not read them either."""
         ids, words = nodes.replicas.rotten()
         for entry in ids[self.shared.catalog.words[ids] == words].tolist():
             self.checks.make_anew(entry)
 
     def _order_ahead(self, room: int) -> bool:
-        """Orders fills of some of the files that are to be filled ahead. Returns True if the engine
-        could take more orders, but this call has stopped after ORDERS files. This happens if many
-        files have no room in any tier. The caller may then try the next files at once."""
+        """Orders at most `room` fills of files that are to be filled in advance. Returns True if
+        the engine could take more orders, but this call has stopped after ORDERS files. This
+        happens if no tier has room for many of the files. The caller may then try the next files at
+        once."""
         catalog, looked_at = self.shared.catalog, 0
         sizes = catalog.entries["size"]
         begun = np.unique(self.requests.ahead.settle(self._is_open))
@@ -244,26 +249,29 @@ class Filler:
         return room > 0
 
     def _is_open(self, ids: Ids) -> Bools:
-        """Returns whether each file is still WANTED or FILLING, (n,)."""
+        """Returns for each file whether it is still WANTED or FILLING, (n,)."""
         return np.isin(self.shared.catalog.states(ids), (State.WANTED, State.FILLING))
 
     def order_planned(self, ids: Ids, horizon: int) -> Ids:
         """Orders fills of files that a plan needs next, in the order of `ids`. Returns the files
-        that stay ABSENT because they have no room. If a file that was to be staged has no room, all
-        later files to be staged stay ABSENT too.
+        that stay ABSENT, because there is no room for them. If the staging area has no room for a
+        file, all later files for the staging area stay ABSENT too.
 
         ids : (n,) the files' entries
-        horizon : a staged copy whose next use is at least this many files away may be dropped to
-            make room for files to be staged
+        horizon : to make room in the staging area, a copy may be dropped if at least this many
+            files are used before the copy's next use
         """
         self.shared.catalog.want(ids)
         self._order_fills(ids, in_use=False, horizon=horizon)
         return np.asarray(ids[self.shared.catalog.states(ids) == State.ABSENT])
 
     def _order_fills(self, ids: Ids, *, in_use: bool, horizon: int | None = None) -> int:
-        """Orders a fill of each WANTED file among these files. Returns the number of orders. A file
-        that `ids` names twice is filled once, because a second copy would not be published, but
-        would occupy room."""
+        """Orders a fill of each WANTED file among these files. Returns the number of orders. Only
+        one fill is ordered for a file that `ids` contains twice, because a second copy would occupy
+        room and never be published.
+
+        horizon : as in `order_planned`; None if the files are not ordered for a plan
+        """
         ids = distinct(ids)
         words = self.shared.catalog.words[ids]
         wanted, leaving = word.state(words) == State.WANTED, word.copy(words) != 0
@@ -277,8 +285,8 @@ class Filler:
         return ordered + self._order_staged(ids[~kept], in_use=in_use, horizon=horizon)
 
     def _order_kept(self, ids: Ids, *, in_use: bool) -> tuple[Ids, int]:
-        """Orders fills of files that this node keeps. Returns the files for which no tier has room
-        and which are to be staged, and the number of orders."""
+        """Orders fills of files that this node keeps. Returns the files that are to be filled into
+        the staging area because no tier has room for them, and the number of orders."""
         if not len(ids):
             return ids, 0
         sizes = self.shared.catalog.entries["size"][ids]
@@ -289,9 +297,9 @@ class Filler:
 
     def _order_staged(self, ids: Ids, *, in_use: bool, horizon: int | None) -> int:
         """Orders fills into the staging area, for files that have no place in a tier. Returns the
-        number of orders. A file that is neither in use nor needed by a plan is skipped, because its
-        copy would be dropped again before its use. The file is staged when a program opens
-        it."""
+        number of orders. The files must be in use, or needed by a plan (`horizon`). Otherwise they
+        are skipped, because their copies would be dropped again before they are used. A skipped
+        file is staged when a program opens it."""
         catalog = self.shared.catalog
         if not len(ids) or (not in_use and horizon is None):
             catalog.set_state(ids, State.ABSENT, Reason.NO_ROOM)
@@ -302,8 +310,8 @@ class Filler:
         ids, sizes = ids[possible], sizes[possible]
         now = self.staging.admits(sizes)
         if horizon is not None:
-            # If a file has no room, all files after it wait too. Otherwise later, smaller files
-            # would always take the room that a large file needs.
+            # If there is no room for a file, all files after it wait too. Otherwise later, smaller
+            # files would always take the room that a large file needs.
             now = np.logical_and.accumulate(now)
         if not now.all():
             least_use = -1 if horizon is None else horizon
@@ -342,8 +350,8 @@ class Filler:
 
     def rooms(self) -> list[TierRoom]:
         """Returns the free room of each tier, so that the policy can choose a tier. If a tier is on
-        the catalog's file system, some of its room is reserved for the catalog until the scan has
-        ended and the catalog was shrunk. The catalog has precedence, because a file without an
+        the catalog's file system, some of its room is reserved for the catalog while the catalog
+        may grow (until `Scanner.is_settled`). The catalog has precedence, because a file without an
         entry can never get a copy."""
         growing = set() if self.scanner.is_settled else self._beside
         return [
@@ -352,11 +360,12 @@ class Filler:
         ]
 
     def _nowhere(self, ids: Ids, *, in_use: bool) -> Ids:
-        """Handles files for which no tier has room now, and returns those that are to be staged. If
-        copies may be dropped to make room for a file, the file waits until these copies are
-        removed. (Copies of datasets that are not configured are dropped first.) All other files are
-        to be staged. If there is no staging area, these files are left to the source at once,
-        because readers may wait for them. Their fills are retried when no fill runs any more."""
+        """Handles files for which no tier has room now. Returns the files that are to be filled
+        into the staging area. If copies may be dropped to make room for a file, the file waits
+        until these copies are removed. (Copies of datasets that are not configured are dropped
+        first.) All other files go to the staging area. If there is no staging area, they are left
+        to the source at once, because readers may wait for them. Their fills are retried when no
+        fill runs any more."""
         if not len(ids):
             return ids
         leaves = any(self.copies.leaving[: self.staging.number])
@@ -373,8 +382,8 @@ class Filler:
         if self.staging.tier is not None:
             return ids
         if not in_use:
-            # `prefetch: auto` has requested these files, but files in use have taken the room. The
-            # files are requested again when programs open them.
+            # `prefetch: auto` has requested these files, but files in use have taken their room.
+            # The files are requested again when programs open them.
             beside = self.beside(ids)
             self.shared.catalog.set_state(beside, State.ABSENT, Reason.NO_ROOM)
             ids = ids[~np.isin(ids, beside)]
@@ -399,9 +408,9 @@ class Filler:
         is_here = word.tier(words) < self.staging.number
         is_coming = is_here & (word.state(words) == State.FILLING)
         is_whole = is_here & (word.state(words) == State.PRESENT)
-        # `spare` lists files that other nodes own and that this node was to keep too. Give up the
-        # files of which this node has no copy yet. Otherwise their copies would later occupy the
-        # freed room.
+        # `spare` contains the files of which this node should keep a second copy, although other
+        # nodes own them. For the files without a copy here, cancel this assignment. Otherwise their
+        # copies would later occupy the freed room.
         self.nodes.give_up(spare[~(is_whole | is_coming)])
         spare = spare[is_whole]
         freed = np.cumsum(sizes[spare], dtype=np.float64)
@@ -412,9 +421,9 @@ class Filler:
         return own if len(spare) or is_coming.any() else own[:0]
 
     def _lacks_room(self) -> bool:
-        """Whether the lack of room for files has lasted LACKS_S. A shorter lack may have a passing
-        cause: a running fill is counted twice for a while, as reserved room and as room used on the
-        disk; or memory is short for a moment."""
+        """Whether the lack of room for files has lasted LACKS_S. A shorter lack may be temporary.
+        For example, the room of a running fill is counted twice for a while (as reserved and as
+        used on the disk), or memory is short for a moment."""
         now_s = time.monotonic()
         if now_s - self._refused_s > LACKS_S:
             self._lacks_since_s = now_s
@@ -450,20 +459,21 @@ class Filler:
         self.failed.retry_changed()
         if unstaged:
             self.staging.let_in()
-        # Files that wait for room are retried when all removals are done. The staging area drops
-        # copies all the time, so files are also retried whenever a copy was removed from the area.
+        # Files that wait for room are retried when all dropped copies have been removed. Copies in
+        # the staging area are dropped all the time, so files are also retried whenever one of these
+        # copies was removed.
         if unstaged or not self.copies.dropping:
             self.requests.let_in()
-        # Until the scanner is settled, `rooms` reserves room for the catalog in the tiers that lie
-        # on the catalog's file system. So if there is such a tier, files that found no room are
-        # retried only once the scanner is settled.
+        # Until `is_settled` is True, `rooms` reserves room for the catalog in the tiers that lie on
+        # the catalog's file system (`_beside`). If there is such a tier, files for which there was
+        # no room are retried only after that.
         if self._refused and self.engine.idle and (self.scanner.is_settled or not self._beside):
             self._try_refused()
         return found
 
     def await_results(self, *, follows_plan: bool) -> None:
-        """Makes the engine wake the loop for results of successful fills, if anything waits for
-        these results: a plan, files that the engine could not take yet, files that had no room, or
+        """Makes the engine wake the loop after successful fills, if anything waits for their
+        results. This may be a plan, files whose fill is not ordered yet, files that had no room, or
         copies that await a check."""
         waits = follows_plan or len(self.requests) or self._refused or self.staging.refused
         self.engine.await_results(is_awaited=bool(waits or self.checks))
@@ -488,17 +498,17 @@ class Filler:
             self.nodes.move(moved["id"][~here], moved["home"][~here])
 
     def _try_refused(self) -> None:
-        """Retries files that found no room while fills were running. There may be room now, for two
-        reasons: a running fill was counted twice, as reserved room and as room used on the disk; or
-        a failed fill has freed its room. Files that fit now become WANTED."""
+        """Retries files for which there was no room while fills were running. There may be room
+        now, for two reasons: the room of a running fill is counted twice (as reserved and as used
+        on the disk), and failed fills have freed their room. Files that fit now become WANTED."""
         catalog, ids = self.shared.catalog, np.unique(np.concatenate(self._refused))
         self._refused = []
         tiers = self.policy.tier_of(ids, catalog.entries["size"][ids], self.rooms())
         self.requests.try_again(ids[tiers != NOWHERE])
 
     def answer(self) -> None:
-        """Wakes the readers that wait for a file, if the file now has a copy or will not get
-        one."""
+        """Wakes the readers of each file for which it is now certain that there is a copy, or that
+        there will be none."""
         lib.monarch_answer_settled(self.shared.clients, self.shared.catalog.c)
         if self.nodes is not None:
             self.nodes.replicas.answer()
@@ -506,17 +516,17 @@ class Filler:
     # --- what commands request ---------------------------------------------------------------
 
     def take_back(self, ticket: str) -> int:
-        """Cancels the fills that a command has requested. Fills that have begun go on, and so do
-        fills of files that a program or another command wants. Returns the number of cancelled
-        fills.
+        """Cancels the fills that a command has requested. Fills that have begun are not cancelled,
+        nor are fills of files that a program or another command has requested too. Returns the
+        number of cancelled fills.
 
-        ticket : names the command
+        ticket : a string that identifies the command
         """
         # `collect` queues failed fills for a retry, so that `take_back` can cancel them too.
         self.collect()
         waiting, ordered = self.requests.take_back(ticket)
         withdrawn = self.engine.withdraw(ordered)
-        # `collect` makes the cancelled files ABSENT, so that another command can request them.
+        # This call makes the cancelled files ABSENT, so that another command can request them.
         self.collect()
         return waiting + withdrawn
 
@@ -533,9 +543,9 @@ class Filler:
         return dropped
 
     def close(self, limit_s: float) -> int:
-        """Abandons all orders. Marks the tiers in which copies still await their check, so that the
+        """Abandons all orders. Marks the tiers in which copies still await a check, so that the
         next daemon checks these copies. Returns how many of the engine's threads have not ended
-        within limit_s."""
+        within limit_s [s]."""
         self.begin_turn()
         self.failed.close()
         words = self.shared.catalog.words

@@ -7,26 +7,28 @@ import numpy as np
 
 from monarch_py.arrays import NO_IDS, Bools, Ids, Uints
 
-# With `prefetch: eager`, at most this many entries are examined in one iteration of the daemon's
-# loop.
+# With `prefetch: eager`, at most this many entries of the catalog are examined in one iteration of
+# the daemon's loop.
 MEETS = 65536
 
 
 class PrefetchQueue:
-    """The files to be filled ahead. Files that `monarch warm` commands name come first, in the
-    order of the commands. With `prefetch: eager`, the files that the scan finds follow.
+    """The files to be filled in advance. Files that `monarch warm` commands have requested come
+    first, in the sequence of the commands. All other files follow: with `prefetch: eager` these are
+    all files that the scan finds.
 
-    eager : whether the configuration says `prefetch: eager`
+    eager : whether the configuration contains `prefetch: eager`
     entries_met : how many entries of the catalog `meet` has returned so far
     """
 
     def __init__(self, *, eager: bool) -> None:
         self.eager = eager
-        # The elements of both queues are (ticket, files). The ticket names the command that has
-        # requested the files. If no command has requested the files, the ticket is "".
+        # `_asked` contains the files that commands have requested, and `_met` contains all other
+        # files. The elements of both queues are (ticket, files). The ticket is a string that
+        # identifies the command, or "" if no command has requested the files.
         self._asked: deque[tuple[str, Ids]] = deque()
         self._met: deque[tuple[str, Ids]] = deque()
-        # Files that `next` has handed out and whose fill has not ended: they are still WANTED or
+        # Files that `next` has returned and whose fill has not ended: they are still WANTED or
         # FILLING.
         self._given: list[tuple[str, Ids]] = []
         self.entries_met = 0
@@ -36,7 +38,7 @@ class PrefetchQueue:
 
     def meet(self, entries: int) -> tuple[Ids, bool]:
         """If `eager`, returns the next entries of the catalog, (n,), and whether more entries
-        follow. Otherwise returns no entries, and False.
+        follow them. Otherwise returns no entries, and False.
 
         entries : the length of the catalog
         """
@@ -47,13 +49,13 @@ class PrefetchQueue:
         return np.arange(first, last, dtype=np.uint64), last < entries
 
     def add(self, ids: Ids, ticket: str = "") -> None:
-        """Adds files at the end of one of the two queues. Files with a ticket join the queue of
-        files that commands have requested. The ticket names the command, so that the command can
-        cancel the fills. Files without a ticket join the queue of files that the scan has found."""
+        """Appends files to one of the two queues: to the files that commands have requested if
+        there is a ticket, otherwise to all other files. The ticket identifies the command, so that
+        the command can cancel its fills (`take_back`)."""
         (self._asked if ticket else self._met).append((ticket, ids))
 
     def add_first(self, ids: Ids) -> None:
-        """Puts files back at the head of their queue (see `add`). `next` has handed them out."""
+        """Puts files that `next` has returned back at the head of their queue (see `add`)."""
         for ticket, given in self._given:
             mine = np.isin(ids, given)
             if ticket and mine.any():
@@ -63,9 +65,9 @@ class PrefetchQueue:
             self._met.appendleft(("", ids))
 
     def next(self, least: int, most: int, sizes: Uints, most_bytes: float) -> Ids:
-        """Hands out the next files, (n,), but no more than `most` files, and no more than
-        `most_bytes` [bytes] in total. The limit on bytes does not apply to the first `least` files.
-        Returns an empty array if the queue is empty.
+        """Takes the next files from the queues and returns them, (n,): at most `most` files, with
+        at most `most_bytes` [bytes] together. The limit on bytes does not apply to the first
+        `least` files. Returns an empty array if both queues are empty.
 
         sizes : the sizes of all entries of the catalog [bytes]
         """
@@ -81,8 +83,8 @@ class PrefetchQueue:
         return ids[:taken]
 
     def settle(self, is_open: Callable[[Ids], Bools]) -> Ids:
-        """Forgets the files that `next` has handed out and whose fill has ended, with or without a
-        copy. Returns the other files that were handed out, (n,).
+        """Forgets those files returned by `next` whose fill has ended, with or without success.
+        Returns the files that `next` has returned and whose fill has not ended, (n,).
 
         is_open : a function that returns whether each file is WANTED or FILLING, (n,)
         """
@@ -95,13 +97,12 @@ class PrefetchQueue:
         return np.concatenate([NO_IDS, *(ids for _, ids in self._given)])
 
     def had_turn(self, ids: Ids) -> Bools:
-        """Returns, for each file, whether `next` has handed it out and its fill has not ended,
-        (n,)."""
+        """Returns for each file whether `next` has returned it and its fill has not ended, (n,)."""
         return np.isin(ids, np.concatenate([NO_IDS, *(given for _, given in self._given)]))
 
     def take_back(self, ticket: str) -> Ids:
-        """Removes the files of a ticket. Returns these files, (n,): those that were queued, and
-        those that `next` has handed out and whose fill has not ended."""
+        """Removes the files of the command that `ticket` identifies. Returns these files, (n,):
+        those that were queued, and those that `next` has returned and whose fill has not ended."""
         back = [ids for owner, ids in (*self._asked, *self._given) if owner == ticket]
         self._asked = deque((owner, ids) for owner, ids in self._asked if owner != ticket)
         self._given = [(owner, ids) for owner, ids in self._given if owner != ticket]
@@ -111,6 +112,6 @@ class PrefetchQueue:
         return [ids for _, ids in (*self._asked, *self._met)]
 
     def meant(self) -> list[Ids]:
-        """Returns the queued files, and those that `next` has handed out and whose fill has not
+        """Returns the queued files, and those that `next` has returned and whose fill has not
         ended."""
         return [*self.waiting(), *(ids for _, ids in self._given)]

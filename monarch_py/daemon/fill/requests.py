@@ -1,4 +1,4 @@
-"""The queues of files to be filled: files in use come before files that are filled ahead."""
+"""The queues of files to be filled: first files in use, then files that are filled in advance."""
 
 from collections import deque
 from collections.abc import Callable
@@ -15,25 +15,26 @@ from monarch_py.native import Kind, Reason, State, ffi, lib
 # These are plain integers, because comparisons with a member of an enumeration are much slower.
 ABSENT, WANTED, FILE = State.ABSENT.value, State.WANTED.value, Kind.FILE.value
 NOTHING = word.make(State.BYPASS, Reason.UNSUPPORTED)
-# A client that waits for a file writes a demand, which is one number. If the demand is shifted
-# right by 32 bits and masked with this value, the result is the file's entry plus 1
-# (monarch_demand_entry in catalog.h).
+# A client that waits for a part of a file writes a demand into shared memory: one integer. If the
+# demand is shifted right by 32 bits and masked with this value, the result is the number of the
+# file's catalog entry plus 1 (monarch_demand_entry in catalog.h).
 ENTRY_OF_DEMAND = int(lib.MONARCH_MAX_ENTRIES)
 
 
 class FillRequests:
-    """The queues of files that are WANTED in the catalog. When a file reaches the head of a queue,
-    the filler checks the file's state again, because the state may have changed since the file was
-    queued. For example, the file may be in two queues, and may have been filled already.
+    """The queues of files that are to be filled. They are WANTED in the catalog. When a file
+    reaches the head of a queue, the filler checks the file's state again, because the state may
+    have changed since the file was queued. For example, the file may be in two queues, and may have
+    been filled already.
 
     eager : whether all files are filled. Files that programs use come first, then files that
-        `monarch warm` names, then all other files
+        `monarch warm` has requested, then all other files
     """
 
     def __init__(self, shared: Shared, *, eager: bool) -> None:
         self.shared = shared
-        # Puts files that are to be filled ahead into the order in which they are read fastest. This
-        # default leaves the order unchanged; the filler replaces it with another function.
+        # A function that sorts files that are to be filled in advance into the order in which they
+        # can be read fastest. This default leaves the order unchanged; the filler replaces it.
         self.arranged: Callable[[Ids], Ids] = lambda ids: ids
         self.ahead = PrefetchQueue(eager=eager)
         # Files that programs use. All of them enter `_in_use`; `part_ways` then moves them to the
@@ -67,9 +68,9 @@ class FillRequests:
 
     def take_demands(self) -> None:
         """Puts the WANTED files for which readers wait into the queue that is served first.
-        Without this call, a file that a reader waits for might stay far back in the queue of files
-        to be filled ahead. In two cases the daemon learns only from this call that a reader waits:
-        `prefetch` is `none`, or the file was opened before it became WANTED."""
+        Otherwise a file that a reader waits for might stay far back in the queue of files that are
+        filled in advance. `take_wants` does not report such a file in two cases: `prefetch` is
+        `none`, or the file was opened before it became WANTED."""
         now = self._demands.copy()
         fresh = now[(now != self._demands_seen) & (now != 0)]
         self._demands_seen = now
@@ -83,13 +84,13 @@ class FillRequests:
 
     def next_awaited(self) -> Ids:
         """Returns files that readers wait for, (n,), which are to be filled before all others.
-        Returns an empty array if no reader waits. These files are few, because each waiting reader
-        occupies one of a fixed number of demand slots."""
+        Returns an empty array if no reader waits. There are few such files, because shared memory
+        has room for only a fixed number of demands."""
         return self._awaited.popleft() if self._awaited else NO_IDS
 
     def want(self, ids: Ids) -> None:
-        """Makes files that programs use WANTED, and queues them in the order of `ids`. Entries that
-        are not files, have a copy, are being filled, or are BYPASS stay unchanged."""
+        """Makes files that programs use WANTED, and queues them in the order of `ids`. Skips
+        entries that are not files, and files that have a copy, are being filled, or are BYPASS."""
         if not len(ids):
             return
         states = word.state(self._words_of_files(ids))
@@ -100,9 +101,9 @@ class FillRequests:
 
     def part_ways(self, from_peers: Callable[[Ids], Bools]) -> None:
         """Divides the files that programs use between two queues: files that are read from the
-        sources, and files that are fetched from peers. With a single queue, two nodes that fill
-        from each other could deadlock: each node would have its maximum of orders, and all these
-        orders would wait for the other node.
+        sources, and files that are fetched from peers. Each queue has its own limit on orders. With
+        a single queue, two nodes that fetch from each other could deadlock: all orders of each node
+        might wait for the other node, so that neither could begin another order.
 
         from_peers : a function that returns whether each file is fetched from another node, (n,)
         """
@@ -124,22 +125,22 @@ class FillRequests:
             queue.appendleft(ids[most:])
         return ids[:most]
 
-    # --- files to be filled ahead ------------------------------------------------------------
+    # --- files to be filled in advance -------------------------------------------------------
 
     def fill_met(self) -> bool:
         """With `prefetch: eager`, calls `fill_ahead` for the files that the scan has added to the
-        catalog since the last call, except files with adopted copies. Returns whether the catalog
-        has more entries that are not examined yet."""
+        catalog since the last call, except files that already have a copy. Returns whether the
+        catalog has more entries that are not examined yet."""
         ids, more = self.ahead.meet(len(self.shared.catalog))
         self.fill_ahead(ids[word.state(self._words_of_files(ids)) == State.ABSENT])
         return more
 
     def warm(self, ids: Ids, ticket: str) -> int:
         """Makes the files of a command WANTED, and queues them in the order of `ids`, behind the
-        files that programs use. Files of a pack are queued in the order of the pack. Files that had
-        no room before, or whose fill has failed before, are queued again. A file that is being
-        filled for another command is also recorded under this command's ticket. Returns how many of
-        the command's files are to get a copy."""
+        files that programs use. (Files of a pack are queued in the order of the pack.) A file is
+        queued even if there was no room for it before, or if its fill has failed before. A file
+        that is being filled for another command is also recorded under this command's ticket.
+        Returns how many of the command's files are to get a copy."""
         ids = distinct(ids)
         words = self._words_of_files(ids)
         states, reasons = word.state(words), word.reason(words)
@@ -150,17 +151,18 @@ class FillRequests:
         return len(ids)
 
     def make_anew(self, ids: Ids) -> None:
-        """With `prefetch: eager`, queues files again, so that they are filled ahead. Otherwise does
-        nothing: the files are filled when programs read them. Call this method for files that have
-        become ABSENT and that no command requests."""
+        """With `prefetch: eager`, queues files again, so that they are filled in advance. Otherwise
+        does nothing: the files are filled when programs read them. Call this method for files that
+        have become ABSENT and that no command requests."""
         if self.ahead.eager:
             self.fill_ahead(ids)
 
     def fill_ahead(self, ids: Ids, ticket: str = "") -> None:
-        """Makes files WANTED, and queues them to be filled ahead (see `PrefetchQueue.add`)."""
+        """Makes files WANTED, and queues them to be filled in advance (see
+        `PrefetchQueue.add`)."""
         if len(ids):
-            # Do not set the states of files that are being filled: the engine may publish their
-            # copies at any moment.
+            # The states of files that are being filled must not be set here, because the engine may
+            # publish their copies at any moment.
             states = self.shared.catalog.states(ids)
             self.shared.catalog.want(ids[~np.isin(states, (State.FILLING, State.PRESENT))])
             self.ahead.add(self.arranged(ids), ticket)
@@ -168,8 +170,8 @@ class FillRequests:
     def take_back(self, ticket: str) -> tuple[int, Ids]:
         """Cancels the fills that a command has requested, except fills of files that a program or
         another command wants too. Returns how many queued fills were cancelled. Also returns the
-        files whose fill was ordered already, (n,); the caller must have the engine cancel these
-        fills."""
+        files whose fill the engine has received already, (n,). The caller must tell the engine to
+        cancel these fills."""
         catalog, ids = self.shared.catalog, np.unique(self.ahead.take_back(ticket))
         kept = np.zeros(len(catalog), dtype=bool)
         for wanted in (*self._all_in_use(), *self.ahead.meant()):
@@ -183,9 +185,9 @@ class FillRequests:
         return len(waiting), ordered
 
     def taken_back(self, ids: Ids) -> None:
-        """With `prefetch: eager`, queues files whose fills a command has cancelled, so that they
-        are filled ahead nevertheless. Files that `ahead.meet` has not returned yet are left out,
-        because every file is queued anyway once `ahead.meet` returns it."""
+        """With `prefetch: eager`, queues files again after a command has cancelled their fills, so
+        that they are filled in advance nevertheless. Files that `ahead.meet` has not returned yet
+        are left out, because `fill_met` will queue them later."""
         self.make_anew(ids[ids < self.ahead.entries_met])
 
     # --- retries -----------------------------------------------------------------------------
@@ -211,8 +213,8 @@ class FillRequests:
             self.again(again, in_use=True)
 
     def put_off(self, ids: Ids, *, in_use: bool) -> None:
-        """Postpones files until the copies that are now being removed are gone; `let_in` then
-        queues the files."""
+        """Postpones the fill of these files until the copies that are now being removed are gone.
+        `let_in` then queues the files."""
         self._no_room_yet.append((ids, in_use))
 
     @property
@@ -232,8 +234,8 @@ class FillRequests:
             self.ahead.add_first(ids)
 
     def _words_of_files(self, ids: Ids) -> Uints:
-        """Returns the entries' words, (n,). For an entry that is not a file, the result is the word
-        NOTHING, so that callers leave the entry unchanged."""
+        """Returns the words (state, tier and copy number) of these entries, (n,). For an entry that
+        is not a file, the result is the word NOTHING, so that callers leave the entry unchanged."""
         catalog = self.shared.catalog
         files = catalog.entries["kind"][ids] == FILE
         words: Uints = catalog.words[ids]

@@ -1,4 +1,4 @@
-"""Files that were filled ahead and not used yet, and the limit on their total size."""
+"""Prefetched files that no program has opened yet, and the limit on their total size."""
 
 import time
 from collections import deque
@@ -11,21 +11,21 @@ from monarch_py.arrays import NO_IDS, Ids
 from monarch_py.daemon.segments import Shared
 from monarch_py.native import State
 
-# The total size of unused prefetched files has a limit: BYTES_AT_FIRST [bytes], plus
-# BYTES_FOR_EACH_READ for each byte that programs have read. A byte counts once, however often it is
-# read.
+# The total size of the prefetched files that no program has opened yet is limited. The limit is
+# BYTES_AT_FIRST [bytes] plus BYTES_FOR_EACH_READ times the total size of all files that programs
+# have read. A file that is read several times is counted once.
 BYTES_FOR_EACH_READ = 4
 BYTES_AT_FIRST = 256 << 20
 # Flags of a file. ORDERED : the file was prefetched and is unused.  READ : programs have read the
 # file.  REFUSED : in an earlier use of the file, there was no room for a copy.
 ORDERED, READ, REFUSED = np.uint8(1), np.uint8(2), np.uint8(4)
-# If programs open a file again within this time [s], both opens count as one use of the file.
+# If programs open a file again within this time [s], both opens are regarded as one use of the
+# file.
 ONE_USE_S = 1.0
 
 
 class UnusedPrefetch:
-    """The files that were filled ahead, or are being filled ahead, and that no program has opened
-    yet.
+    """The files that were prefetched, or are being prefetched, and that no program has opened yet.
 
     files, bytes_ : the number of these files, and the sum of their sizes
     read_bytes : the sum of the sizes of all files that programs have read, each counted once
@@ -36,22 +36,21 @@ class UnusedPrefetch:
         self.clear()
 
     def clear(self) -> None:
-        """Resets everything, as if nothing had been read or filled ahead."""
+        """Resets everything, as if nothing had been read or prefetched."""
         self._marks: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
         self._under_way: Ids = NO_IDS
-        # Files that programs use now and for which no tier had room. Each element is a pair: the
-        # time at which this use counts as over, and the files.
+        # Files that programs use now and for which no tier had room. Each element is a pair: (time
+        # at which this use is regarded as ended [s], files).
         self._refusals: deque[tuple[float, Ids]] = deque()
         self.files = self.bytes_ = self.read_bytes = 0
 
     @property
     def room_bytes(self) -> int:
-        """How much more may be filled ahead now [bytes], 0 or more."""
+        """How much more may be prefetched now [bytes], 0 or more."""
         return max(0, BYTES_AT_FIRST + BYTES_FOR_EACH_READ * self.read_bytes - self.bytes_)
 
     def order(self, ids: Ids) -> None:
-        """Notes files that are being filled ahead from now on. `ids` must contain each file only
-        once."""
+        """Notes files whose prefetch is being ordered. `ids` must contain each file only once."""
         fresh = ids[self._marked(ids) == 0]
         self._marks[fresh] |= ORDERED
         self.files += len(fresh)
@@ -71,15 +70,15 @@ class UnusedPrefetch:
         self.read_bytes += self._bytes_of(fresh)
 
     def note_opened(self, ids: Ids) -> None:
-        """Notes files that programs have opened. It is not known how much of a copy is read, so a
-        prefetched file counts as read once it is opened."""
+        """Notes files that programs have opened. It is not known how much of a copy a program
+        reads, so a prefetched file is regarded as read as soon as it is opened."""
         if self.files:
             self.note_read(self.ordered(ids))
 
     def refuse(self, ids: Ids) -> Ids:
-        """Notes files that programs use now and for which no tier has room. Returns those of them
-        that are marked as REFUSED, because they found no room in an earlier use either. The other
-        files are marked as REFUSED after ONE_USE_S, when their present use is over."""
+        """Notes files that programs use now and for which no tier has room. Returns those that are
+        marked as REFUSED, because there was no room for them in an earlier use either. All other
+        files of `ids` are marked as REFUSED after ONE_USE_S, when their present use has ended."""
         self._age()
         again = self._marked(ids) & REFUSED != 0
         if not again.all():
@@ -87,8 +86,7 @@ class UnusedPrefetch:
         return np.asarray(ids[again])
 
     def refused(self, ids: Ids) -> Ids:
-        """Returns the files among `ids` that found no room in an earlier use. Programs open all
-        files of `ids` now."""
+        """Returns those files among `ids` for which there was no room in an earlier use."""
         self._age()
         return np.asarray(ids[self._marked(ids) & REFUSED != 0])
 
@@ -99,8 +97,8 @@ class UnusedPrefetch:
             self._marks[ids] |= REFUSED
 
     def settle(self) -> int:
-        """Forgets files that will get no copy. Returns how many other files are still queued or
-        being filled."""
+        """Forgets files that will get no copy. Returns how many prefetched files are still queued
+        or being filled."""
         states = self.shared.catalog.states(self._under_way)
         open_ = (states == State.WANTED) | (states == State.FILLING)
         lost = self._under_way[~open_ & (states != State.PRESENT)]

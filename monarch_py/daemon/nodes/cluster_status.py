@@ -12,8 +12,8 @@ from monarch_py.peers.status import PeerStatus, Unreachable
 # The time limit for the answer of one node [s]. A daemon answers between two iterations of its
 # loop, so a long iteration delays the answer.
 ANSWER_LIMIT_S = 2.0
-# How many nodes are asked at the same time. The number is high enough for the command to get its
-# answer in time (ANSWER_LIMIT_S in ipc/connection.py) even if a thousand nodes are off.
+# How many nodes are asked at the same time. The number is so high that the command `status --all`
+# gets its answer in time (ANSWER_LIMIT_S in ipc/connection.py) even if a thousand nodes are off.
 MOST_AT_A_TIME = 256
 
 WHY = {
@@ -24,9 +24,10 @@ WHY = {
 
 
 def all_nodes(cluster: Cluster | None, own: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns one object for each node, in the order of their ranks (docs/status.md).
+    """Returns one dict for each node, in the order of their ranks (docs/status.md).
 
-    own : this node's status; without a cluster, this is the only status that is returned
+    cluster : None if this daemon serves a single node; the result then contains only this node
+    own : this node's status
     """
     if cluster is None:
         return [_node(0, Member("", "", 0, ()), "", own)]
@@ -42,7 +43,7 @@ def all_nodes(cluster: Cluster | None, own: dict[str, Any]) -> list[dict[str, An
 
 
 def _ask(cluster: Cluster, rank: int) -> tuple[str, dict[str, Any] | None]:
-    """Asks a node for its status. Returns ("", status), or (the reason why there is no status,
+    """Asks a node for its status. Returns ("", status) or, if there is no status, (reason,
     None)."""
     try:
         return "", json.loads(ask(Party.of(cluster), rank, ANSWER_LIMIT_S, Purpose.STATUS))

@@ -8,8 +8,8 @@ from monarch_py.peers.peer import Peer
 
 # The largest number of early links to each peer, and to all peers together. In the first epoch of a
 # dataset of small files, a node with few peers uses about LINKS_A_PEER links to each of them. The
-# links are connected early, because a handshake costs both nodes a millisecond of processor time,
-# which the programs would lack in that epoch.
+# handshake of a link costs both nodes a millisecond of processor time. If the links are connected
+# early, the programs need not give up this time during the epoch.
 LINKS_A_PEER, MOST_LINKS = 4, 64
 # The daemons of a cluster do not start at exactly the same time. A peer that does not answer is
 # contacted again after RETRY_S [s], until LIMIT_S [s] after the daemon's start.
@@ -17,9 +17,9 @@ RETRY_S, LIMIT_S = 0.05, 10.0
 
 
 class EarlyLinks:
-    """Connects links to `peers` in a thread of its own: a first link to each peer, then a second,
-    up to LINKS_A_PEER links to each peer, and at most MOST_LINKS links in all. If a link cannot be
-    connected, this is not an error, because fetches connect the links that they lack."""
+    """Connects links to `peers` in a separate thread: first one link to each peer, then a second
+    link to each peer, up to LINKS_A_PEER links per peer and MOST_LINKS links in all. A link that
+    cannot be connected is not an error, because a fetch that finds no link connects one itself."""
 
     def __init__(self, peers: Sequence[Peer]) -> None:
         self._end = threading.Event()
@@ -27,7 +27,7 @@ class EarlyLinks:
         self._thread = threading.Thread(
             target=self._connect, args=(missing[:MOST_LINKS],), name="peers-early", daemon=True
         )
-        # If the thread cannot be started, fetches connect the links that they lack.
+        # If the thread cannot be started, there are no early links, and fetches connect the links.
         try:
             self._thread.start()
         except RuntimeError:

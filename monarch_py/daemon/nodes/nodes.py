@@ -1,7 +1,8 @@
 """Decides which node keeps each file, and which nodes a fill asks for the file.
 
 The nodes do not negotiate. Every daemon received the quotas of all nodes at its start. From these
-quotas and the catalog, every node computes the same answer (policies/rendezvous.py).
+quotas and the catalog, every daemon computes the same result (policies/rendezvous.py). Each file
+has one owner: the node that keeps it for all nodes.
 """
 
 import logging
@@ -34,20 +35,19 @@ __all__ = ["UNIT", "Membership", "Nodes", "rooms_of"]
 log = logging.getLogger("monarch.nodes")
 
 # At its start, the daemon computes which node keeps which file. Readers wait for the result, but
-# only until the daemon has run for this long [s]. If one node has scanned the sources for all
-# nodes, the computation ends earlier than it would otherwise.
+# only until the daemon has run for this long [s].
 START_LIMIT_S = 1.0
-# A background request is a request of another node that no reader waits for. Until this node knows
-# which files it keeps, background requests are held back, because the other nodes would otherwise
-# read these files from the source themselves. While this node still scans the sources, the requests
-# are held back at most until this time [s] after the daemon's start. While a plan is being placed,
-# they are held back without a limit.
+# Other nodes also request files for which no reader waits. These requests must wait until this node
+# knows which files it keeps. Otherwise the other nodes would read the files from the source
+# themselves. While this node scans the sources, such requests wait at most until this time [s]
+# after the daemon's start. While a plan's files are being assigned to nodes, they wait without a
+# limit.
 SCAN_LIMIT_S = 10.0
 
 
 def rooms_of(cluster: Cluster) -> Ints:
-    """Returns the room of each node, (nodes,) [bytes], for files whose sizes are rounded by
-    `UNIT.rounded`. The room is a bit less than the sum of the node's quotas, so that an owner
+    """Returns the room of each node, (nodes,) [bytes], for files whose sizes are rounded up by
+    `UNIT.rounded`. The room is slightly less than the sum of the node's quotas, so that the node
     really has room for all files that it owns."""
     rooms = [sum(quota - slack_of(quota) for quota in member.quotas) for member in cluster.members]
     return np.array(rooms, dtype=np.int64)
@@ -79,28 +79,28 @@ class Nodes:
             if rank != cluster.rank:
                 self.peers[rank] = Peer(connect, rank)
                 lib.monarch_engine_peer(engine.c, rank, self.peers[rank].c)
-        # Each node begins with a different peer. Otherwise all nodes of a large cluster would
-        # connect links to the same few nodes.
+        # Each node begins with the peers that follow its own rank. Otherwise all nodes of a large
+        # cluster would connect links to the same few nodes.
         self._early_links = EarlyLinks(
             [peer for rank, peer in self.peers.items() if rank > cluster.rank]
             + [peer for rank, peer in self.peers.items() if rank < cluster.rank]
         )
         self.policy = NodePolicy(cluster.rank, shares=True)
-        # `_has_passed_on` : by entry, whether this node owned the file and has passed it on for
-        #     lack of room.
+        # If this node has no room for a file that it owns, it passes the file on: another node
+        # becomes the owner.
+        # `_has_passed_on` : for each entry, whether this node has passed the file on.
         # `passed_on`, `taken_over` : how many files this node has passed on to other nodes, and how
-        # many it has taken over from them.
+        #     many it has taken over from them.
         self._has_passed_on = np.zeros(0, dtype=bool)
         self.passed_on = self.taken_over = 0
         self._tell(NO_IDS)
         self.is_decided = False  # whether the files in the catalog have been assigned to owners
-        # Whether a plan's files are being placed. `follow` is called once they are placed.
+        # Whether a plan's files are still being assigned to nodes. After that, `follow` is called.
         self.awaits_plan = False
 
     @property
     def is_ready(self) -> bool:
-        """Whether this node has computed which node keeps which file. Until then, it can fill no
-        file."""
+        """Whether this node has computed which node keeps which file. It fills no file before."""
         return self.is_decided and not self.awaits_plan
 
     @property
@@ -111,10 +111,9 @@ class Nodes:
 
     @property
     def _patience(self) -> int:
-        """Returns which requests of other nodes must wait here until this node is ready
-        (`is_ready`). Another node may be ready earlier, and may then fetch files ahead from this
-        node. If its requests did not wait here, the other node would read the files from the source
-        itself."""
+        """Which requests of other nodes must wait until this node is ready (`is_ready`). Another
+        node may be ready earlier, and may then request files from this node. If its requests did
+        not wait here, that node would read the files from the source itself."""
         if self.is_ready:
             return int(lib.MONARCH_NOBODY_WAITS)
         if self.may_wait:
@@ -125,9 +124,9 @@ class Nodes:
         return int(lib.MONARCH_NOBODY_WAITS)
 
     def step(self, *, scanned: bool) -> None:
-        """Runs one iteration: decides which nodes keep the new entries of the catalog.
+        """Runs one iteration: decides which nodes keep the files that are new in the catalog.
 
-        scanned : whether the catalog has all files by now
+        scanned : whether the catalog contains all files of the sources by now
         """
         self.replicas.follow_catalog()
         count = len(self.shared.catalog)
@@ -139,8 +138,7 @@ class Nodes:
         self.replicas.be_patient(self._patience)
 
     def follow(self, ids: Ids, tier: Int32s, files: int, holders: Holders) -> None:
-        """Adopts the placement that a plan has chosen for these entries, see
-        `NodePolicy.follow`."""
+        """Assigns these files to nodes and tiers as a plan requires (see `NodePolicy.follow`)."""
         self.policy.follow(ids, tier, files, holders)
         self._tell(ids)
 
@@ -151,10 +149,10 @@ class Nodes:
 
     def pass_on(self, ids: Ids) -> None:
         """Makes other nodes the owners of files for which this node has no room. Files that this
-        node does not own are ignored. The hash of each file determines an order of the nodes
-        (`rendezvous.next_nodes`). The node that follows this node in the order, if there is one,
-        becomes the file's owner. Peers that ask this node for the file are redirected to the new
-        owner."""
+        node does not own are ignored. For each file, the hash of its path determines a sequence of
+        the nodes (`rendezvous.next_nodes`). The node after this node in the sequence becomes the
+        file's owner, if there is such a node. Peers that request the file from this node are
+        redirected to the new owner."""
         own = ids[self.policy.owns(ids)]
         keys = self.shared.catalog.entries["hash"][own]
         weights = rooms_of(self.cluster).astype(np.float64)
@@ -174,9 +172,8 @@ class Nodes:
         self.passed_on += len(own)
 
     def adopt(self, ids: Ids) -> None:
-        """Notes files that this node owns from now on. The hash of a file determines an order of
-        the nodes (see `pass_on`). All nodes before this node in that order lack room for the
-        file."""
+        """Notes files that this node owns from now on, because their earlier owners have no room
+        for them (see `pass_on`)."""
         new = ids[~self.policy.owns(ids)]
         self.policy.adopt(ids)
         self._has_passed_on[new] = False
@@ -184,21 +181,22 @@ class Nodes:
         self.taken_over += len(new)
 
     def move(self, ids: Ids, nodes: Int32s) -> None:
-        """Notes that node nodes[i] owns file ids[i] from now on."""
+        """Notes that the node nodes[i] owns the file ids[i] from now on."""
         if not len(ids):
             return
         self.policy.move(ids, nodes)
         self._tell(ids)
 
     def asked(self, ids: Ids) -> Int32s:
-        """Returns, for each file, the nodes that a fill of the file asks, (n, MONARCH_ASKED); see
-        `NodePolicy.route`."""
+        """Returns for each file which nodes a fill of the file asks, one after another, (n,
+        MONARCH_ASKED); see `NodePolicy.route`."""
         return self.policy.route(ids, self._engine.queues(len(self.cluster.members)))
 
     def _decide_all(self, count: int) -> None:
-        """Assigns all files of the catalog to owners. The catalog and the quotas alone determine
-        the result, so that every node computes the same owners. The hash of a file determines an
-        order of the nodes. The first node in this order that has room owns the file."""
+        """Determines the owners of all files in the catalog. The result depends only on the catalog
+        and the quotas, so every node computes the same owners. For each file, the hash of its path
+        determines a sequence of the nodes. The first node in this sequence that has room owns the
+        file."""
         entries = self.shared.catalog.entries[:count]
         words = entries["word"]
         left_out = (word.state(words) == State.BYPASS) & np.isin(
@@ -222,9 +220,9 @@ class Nodes:
         )
 
     def _decide_late(self, count: int) -> None:
-        """Assigns the files that were found after `_decide_all`. Uses only the files' hashes. Nodes
-        may find these files in different orders, so the result must not depend on how much room is
-        left."""
+        """Determines the owners of the files that were found after `_decide_all`. Two nodes may
+        find these files in different sequences. So the result depends only on the hashes of the
+        files' paths and the quotas, but not on how much room is left."""
         hashes = self.shared.catalog.entries["hash"][self.policy.shared : count]
         owner = first_nodes(hashes, rooms_of(self.cluster).astype(np.float64))
         self._share(owner, owner == self.cluster.rank)
@@ -237,10 +235,10 @@ class Nodes:
         self._tell(np.arange(first, self.policy.shared, dtype=np.uint64))
 
     def _tell(self, ids: Ids) -> None:
-        """Tells the peer server, for each of these entries, whether this node keeps it, or to which
-        node this node has passed it on. Tells the engine, for each entry, which other nodes keep
-        it, and whether this node does. The engine needs this for the fills that it orders on its
-        own."""
+        """Informs the peer server and the engine about the present assignment of these files. The
+        peer server needs to know whether this node owns a file, or to which node it has passed the
+        file on. The engine needs to know which nodes keep a file, for the fills that the engine
+        orders on its own."""
         owner = self.policy.owners(ids)
         moved_to = np.where(self._has_passed_on[ids], owner, NOBODY)
         self.replicas.keep(ids, owner == self.cluster.rank, moved_to)
@@ -269,8 +267,8 @@ class Nodes:
         }
 
     def close(self) -> None:
-        """Stops serving peers, and stops connecting early links to them. The engine may still run,
-        and its fills may still ask peers."""
+        """Stops serving peers, and stops connecting early links to them. The engine may still run
+        after this call, and its fills may still request files from peers."""
         self._early_links.close()
         self.replicas.close()
 

@@ -1,10 +1,10 @@
 """Tracks which nodes have complete copies of which files, and chooses where each fill reads from.
 
 A fill can read from another node or from the source, whichever is faster (section 4 of the NoPFS
-paper). But the first copy of a file must be read from the source by the file's owner. So a fill has
-this choice only if another node is known to have the complete file already. This is known in two
-cases: that node has sent the complete file before, or all nodes are past the file's first use in a
-plan.
+paper). But the first copy of a file must be made by the file's owner, which reads the source. So a
+fill has this choice only if another node is known to have the complete file already. This is known
+in two cases: that node has sent the complete file before, or all nodes have reached a point in the
+plan after the file's first use.
 """
 
 import math
@@ -26,8 +26,8 @@ from monarch_py.policies.placement import LARGEST
 from monarch_py.policies.routing import Routing
 
 # The number of threads that fetch from peers: enough to ask all nodes of a small job at the same
-# time. If only one peer is asked, at most two thirds of the threads ask this peer. The last third
-# is kept for the next peer to be asked (can_ask in csrc/engine/schedule.c).
+# time. If a single peer is asked, at most two thirds of the threads ask this peer. The other third
+# is reserved, so that another peer can be asked at once (can_ask in csrc/engine/schedule.c).
 PEER_THREADS = 24
 
 # A result of `RouteChooser.sure_bytes` is reused for this long [s].
@@ -39,8 +39,8 @@ Asked = Int32s
 class RouteChooser:
     """Chooses a node or the source for each fill. Runs in the daemon's loop and never blocks.
 
-    chooses : True if a fill reads from the faster of a node and the source. False if a fill reads
-        from the nodes that have the file, as long as these nodes answer
+    chooses : True if each fill reads from a node or from the source, whichever is faster. False if
+        a fill always reads from the nodes that have the file, as long as these nodes answer
     chosen : the number of fills so far for which the source was chosen although a node has the file
     """
 
@@ -56,8 +56,9 @@ class RouteChooser:
         self._engine, self._throughput, self._peers, self._clock = engine, throughput, peers, clock
         self.chooses = chooses
         self.chosen = 0
-        self._who = np.zeros(0, dtype=np.int16)  # by entry: node with a complete copy, or NOBODY
-        # When each place was last chosen [s]. The places are: all sources together, and each node.
+        # For each catalog entry: a node that has a complete copy of the file, or NOBODY.
+        self._who = np.zeros(0, dtype=np.int16)
+        # When each place was last chosen [s]. A place is either one node or all sources together.
         self._tried: dict[int, float] = {}
         self._sure_bytes, self._sure_until = 0, -math.inf
 
@@ -88,8 +89,8 @@ class RouteChooser:
         inside = ids < len(self._who)
         who[inside] = self._who[ids[inside]]
         for node in np.unique(who[who != NOBODY]).tolist():
-            # If the connection to a node broke, its daemon may have been restarted and have lost
-            # the file. A daemon that only answered late has not lost it.
+            # If the connection to a node broke, its daemon may have been restarted and may have
+            # lost its copies. A daemon that only answered late still has them.
             if self._peers[node].last_failure == PeerStatus.CUT:
                 self._who[self._who == node] = NOBODY
                 who[who == node] = NOBODY
@@ -98,10 +99,10 @@ class RouteChooser:
     # --- the choice between a node and the source -----------------------------------------------
 
     def choose(self, ids: Ids, asked: Asked, sizes: Uints, due_s: Floats) -> None:
-        """Chooses between the source and a node, for each file that a node is known to have. If
-        `asked` has two nodes for a file, and the second is known to be faster, the second is put
-        first (see `Routing`). The source is then compared with the first node. The result is
-        written into `asked`.
+        """Chooses between the source and a node, for each file of which a node is known to have a
+        complete copy. If `asked` contains two nodes for a file, and the second is known to be
+        faster, the two are exchanged (see `Routing`). The source is then compared with the first
+        node. The result is written into `asked`.
 
         asked : (n, MONARCH_ASKED) the nodes that the fill of each file asks. If the source is
             chosen, the fill asks no node. MONARCH_HAS_IT is added to the number of a node that has
@@ -116,8 +117,8 @@ class RouteChooser:
         asked[has & (asked >= 0)] += np.int32(lib.MONARCH_HAS_IT)
 
     def sure_bytes(self) -> int:
-        """Returns a file size [bytes]. If a file has at most this size, and another node is known
-        to have it, `choose` never chooses the source, even if the file is needed at once."""
+        """Returns a file size [bytes]. For a file of at most this size that a node is known to
+        have, `choose` always chooses the node, even if the file is needed at once."""
         now = self._clock()
         if self.chooses and now >= self._sure_until:
             self._sure_bytes, self._sure_until = self._routing().sure_bytes(), now + SURE_S

@@ -33,8 +33,8 @@ class Membership:
 
 
 class ReplicaServer(PeerServer):
-    """Answers peers from the catalog until `close` is called. Call `free` once the engine has
-    stopped.
+    """Sends copies to peers, until `close` is called. The catalog shows which copies this node has.
+    `free` must be called after the engine has stopped.
 
     Raises MemoryError if memory cannot be allocated, or no thread can be started.
     """
@@ -54,26 +54,27 @@ class ReplicaServer(PeerServer):
         for number, tier in enumerate(tiers):
             if tier is not None:
                 lib.monarch_holdings_tier(self._c, number, tier.fd)
-        # C reads the catalog's segment. This reference keeps the segment mapped.
+        # The C code reads the catalog's shared memory. This reference keeps it mapped.
         self._catalog: CatalogReader | None = None
         self.follow_catalog()
         lib.monarch_engine_holdings(engine.c, self._c)
         super().__init__(party, membership.listener, status=membership.status)
 
     def follow_catalog(self) -> None:
-        """Makes the server use the catalog's present segment, if the catalog has a new one."""
+        """If the catalog has moved to a new segment of shared memory, makes the server use that
+        segment."""
         if self._catalog is None or self._catalog.segment is not self._shared.catalog.segment:
             new = self._shared.catalog.reader()
             lib.monarch_holdings_catalog(self._c, new.c)
             self._catalog = new
 
     def keep(self, ids: Ids, is_kept: Bools, moved_to: Int32s) -> None:
-        """Sets which of these entries this node keeps. When a peer asks for an entry that this node
-        keeps, this node fills it. When a peer asks for an entry that this node has passed on, the
-        peer is redirected.
+        """Sets which of these files this node keeps. When a peer requests a file that this node
+        keeps, this node fills it. When a peer requests a file that this node has passed on to
+        another node, the peer is redirected to that node.
 
-        ids : (n,) the entries;  is_kept : (n,) whether this node keeps each entry
-        moved_to : (n,) the node to which each entry was passed on, NOBODY for none
+        ids : (n,) the files' catalog entries;  is_kept : (n,) whether this node keeps each file
+        moved_to : (n,) the node to which each file was passed on, NOBODY for none
         """
         elsewhere = np.where(
             moved_to >= 0, lib.MONARCH_MOVED_TO + moved_to, lib.MONARCH_KEPT_ELSEWHERE
@@ -83,9 +84,9 @@ class ReplicaServer(PeerServer):
         lib.monarch_holdings_keep(self._c, len(ids), entries, kept)
 
     def moved_here(self) -> Ids:
-        """Returns the entries whose owner this node has become since the last call, (n,). This node
-        becomes an entry's owner when a peer that regards it as the owner asks for the entry. This
-        happens, for example, after the earlier owner has passed the file on for lack of room."""
+        """Returns the files whose owner this node has become since the last call, (n,). This
+        happens, for example, if the earlier owner has passed a file on to this node for lack of
+        room. This node learns of it when a peer requests the file from it as from the owner."""
         ids = np.zeros(lib.MONARCH_MOVED, dtype=np.uint64)
         count = lib.monarch_holdings_moved(self._c, pointer(ids))
         return ids[:count]
@@ -100,12 +101,12 @@ class ReplicaServer(PeerServer):
         lib.monarch_holdings_patience(self._c, patience)
 
     def answer(self) -> None:
-        """Answers the peers that wait for files of which this node will not make a copy."""
+        """Answers the peers that wait for a file of which this node will make no copy."""
         lib.monarch_holdings_answer(self._c)
 
     def rotten(self) -> tuple[Ids, Uints]:
-        """Returns the damaged copies that peers have requested since the last call: the entries of
-        their files, and the words (ipc/word.py) that named the damaged copies, both (n,)."""
+        """Returns the damaged copies that peers have requested since the last call: the files'
+        catalog entries, and the words of these entries at that time (ipc/word.py), both (n,)."""
         ids, words = np.zeros((2, lib.MONARCH_ROTTEN), dtype=np.uint64)
         count = lib.monarch_holdings_rotten(self._c, pointer(ids), pointer(words))
         return ids[:count], words[:count]

@@ -1,7 +1,7 @@
 """Measures, for each place and number of concurrent readers, the rate that one reader gets.
 
-A place is all sources together, or one node. The rates are measured while copies are made, and are
-the input of the performance model (section 4 of the NoPFS paper).
+A place is either one node or all sources together. A reader is a thread of the engine that makes
+copies. The rates are the input of the performance model (section 4 of the NoPFS paper).
 """
 
 import math
@@ -15,15 +15,15 @@ from monarch_py.config.performance import Performance
 from monarch_py.native import lib
 from monarch_py.policies.routing import SOURCES
 
-# Numbers of readers are grouped into levels by powers of two.
+# Numbers of readers are grouped by powers of two; each group is called a level.
 LEVELS: int = lib.MONARCH_LEVELS
-# MEMORY_S : measured rates lose weight exponentially with this time constant [s].
+# MEMORY_S : earlier measurements lose weight exponentially with this time constant [s].
 # LOOK_S : the shortest interval between two measurements [s].
 MEMORY_S, LOOK_S = 1.0, 0.1
-# Each place has one rate for each level. The rate of a level is out of date if the rate of another
-# level of the same place was measured more than this time [s] after it.
+# Each place has one rate for each level. The rate of a level is out of date if the same place has a
+# rate of another level that was measured more than this time [s] later.
 PAST_S = 3.0
-# If a place has sent nothing for SILENT_NS [ns], its rate counts as SILENT_RATE [bytes/s].
+# If a place has sent nothing for SILENT_NS [ns], its rate is assumed to be SILENT_RATE [bytes/s].
 SILENT_NS, SILENT_RATE = 250_000_000, 1e3
 
 Counts = Uints
@@ -34,10 +34,10 @@ class Throughput:
     `policies.routing`.
 
     look : a function that returns an array of shape (places, 2, LEVELS). For each place and each
-        level (see LEVELS), it contains two totals of all readers since the start: the bytes read,
-        and the time that the reads took [ns]
+        level, the array contains two totals of all readers since the start: the bytes read, and the
+        time that the reads took [ns]
     performance : rates from the configuration. The configured rate of a place is used until a rate
-        has been measured at the place
+        of the place has been measured
     """
 
     def __init__(
@@ -55,7 +55,8 @@ class Throughput:
         self._looked_at = -math.inf
 
     def look(self) -> None:
-        """Updates the rates with the reads since the last call."""
+        """Updates the rates from the reads since the last call. Does nothing if the last call was
+        less than LOOK_S ago."""
         now = self._clock()
         if now - self._looked_at < LOOK_S:
             return
@@ -64,13 +65,12 @@ class Throughput:
         new = (counts - self._seen).astype(np.float64)
         got, took = new[:, 0], new[:, 1]
         # Readers may have spent time at a place without receiving bytes: an open has ended, but no
-        # read has ended yet; or a read has failed. The rate does not change for time
-        # that was spent in this way, until it exceeds SILENT_NS.
+        # read has ended yet; or a read has failed. Such time is ignored until it exceeds SILENT_NS.
         fresh = (took > 0) & ((got > 0) | (took > SILENT_NS))
         rate = np.maximum(SILENT_RATE, got[fresh] / took[fresh] * 1e9)
         old = self._rate[fresh]
-        # The old and the new rate are combined by a weighted geometric mean. In such a mean, a fall
-        # by some factor weighs as much as a rise by the same factor.
+        # The old and the new rate are combined by a weighted geometric mean. In such a mean, a
+        # decrease by some factor has the same weight as an increase by the same factor.
         weight = -np.expm1((self._when[fresh] - now) / MEMORY_S)
         with np.errstate(invalid="ignore"):
             mixed = old ** (1 - weight) * rate**weight
@@ -82,10 +82,10 @@ class Throughput:
         """Returns the rate that each of `readers` concurrent readers gets from a place [bytes/s];
         None if no rate is known.
 
-        If no rate was measured at this number of readers, the total rate at the nearest smaller
-        number is divided among the readers. If there is no smaller number with a measured rate, the
-        result is the rate of one reader at the nearest larger number. This is a lower bound: with
-        fewer competing readers, a reader gets at least this rate.
+        If no rate was measured for this number of readers, the total rate of all readers at the
+        nearest smaller number is divided by `readers`. If no rate was measured for a smaller number
+        either, the result is the rate of one reader at the nearest larger number. This is a lower
+        bound: with fewer competing readers, a reader gets at least this rate.
         """
         level = min(readers.bit_length() - 1, LEVELS - 1)
         rates = self._rate[place]

@@ -1,1 +1,1 @@
-"""Tracks programs' progress in access plans, places the plans' files, and fetches files ahead."""
+"""Tracks programs' progress in access plans, assigns files to nodes, and fetches files early."""

@@ -1,10 +1,10 @@
 """Fetches the files of access plans before programs use them.
 
-The window consists of the files that are used next, up to the point at which the files to be staged
-would fill the staging area. The files in the window are fetched in exactly the order of access
-(section 2 of the NoPFS paper, rule 1), after files that readers wait for. Files that this node
-keeps go into the tiers, all others into the staging area. Of the files beyond the window, only
-those that this node keeps are fetched, in the order of their first use.
+Files that this node keeps are fetched into its tiers, all others into the staging area. The window
+consists of the files that are used next. It ends where its files for the staging area would fill
+the staging area. The files in the window are fetched in exactly the order of access (section 2 of
+the NoPFS paper, rule 1), but after files that readers wait for. Of the files behind the window,
+only those that this node keeps are fetched, in the order of their first use.
 """
 
 import math
@@ -20,27 +20,27 @@ from monarch_py.ipc import word
 from monarch_py.native import State
 from monarch_py.plan import NEVER
 
-# The files that are used next form the window. It has at most LOOK files of each plan, and fewer if
-# the staging area cannot hold more.
+# The window has at most LOOK files of each plan, and fewer if the staging area cannot hold more.
 LOOK = 65536
 # The files of the window leave 1/WINDOW_LEAVES of the staging area free, for files that readers
-# demand, and for files that were used just now.
+# wait for, and for files that were just used.
 WINDOW_LEAVES = 8
-# At any time, at most MOST_FILES files are being fetched ahead, and these files have at most
-# MOST_BYTES [bytes] in total. LEAST_FILES files are allowed whatever their size. The limits are
-# low, because a file that becomes known later may be used sooner, and must not wait for many
+# At most MOST_FILES files, with at most MOST_BYTES [bytes] together, are fetched in advance at the
+# same time. LEAST_FILES files are allowed whatever their size. The limits are low, because a later
+# computation of the window may yield a file that is used sooner. This file must not wait for many
 # fetches.
 LEAST_FILES, MOST_FILES, MOST_BYTES = 4, 64, 32 << 20
 # The shortest interval between two computations of the window [s].
 LOOK_S = 0.02
-# The pace of programs is measured from their opens. Earlier opens lose weight exponentially with
-# this time constant [s]. If no file was opened for this long, the pace counts as unknown.
+# The pace of programs is the number of files that they open per second. Earlier opens lose weight
+# exponentially with this time constant [s]. If no file was opened for this long, the pace is
+# unknown.
 MEMORY_S = 2.0
 
 
 class FetchAhead:
-    """Orders fetches ahead, and tells the policy which files are used next. Runs in the daemon's
-    loop and never blocks."""
+    """Orders that files be fetched before programs use them, and tells the policy which files are
+    used next. Runs in the daemon's loop and never blocks."""
 
     def __init__(self, filler: Filler, trackers: Sequence[PlanTracker]) -> None:
         self.filler, self.shared, self._trackers = filler, filler.shared, trackers
@@ -52,21 +52,23 @@ class FetchAhead:
     def begin(self, order: Ids) -> None:
         """Starts over for a new placement.
 
-        order : the files that this node is to keep and has no copies of yet, in the order of their
+        order : the files that this node is to keep and of which it has no copy yet, sorted by their
             first use
         """
         self._policy.foresee(NO_IDS)
-        # Files that this node is to keep, and whose fetch has not been requested yet.
+        # Files that this node is to keep, and whose fetch has not been ordered yet.
         self._kept_order = order
+        # Files of the window whose fetch has not been ordered yet.
         self._queue: Ids = NO_IDS
-        # Files that are used next and whose copies are in slow tiers.
+        # Files that are used next and whose copies are in slow tiers. These copies are to be read
+        # into the page cache.
         self._paged: Ids = NO_IDS
         self._horizon = 0  # the number of files in the window
-        self._begun: Ids = NO_IDS  # files whose fetch was ordered and may not have ended
+        self._begun: Ids = NO_IDS  # files whose fetch was ordered and has perhaps not ended yet
 
     def opened(self, ids: Ids) -> None:
-        """Notes entries that programs have opened. These uses are over, so nothing need be fetched
-        for them any more."""
+        """Notes files that programs have opened. Nothing has to be fetched for these uses any
+        more."""
         self._pace.note(len(ids), time.monotonic())
         self.filler.readahead.opened(ids)
         self._paged = self._paged[~np.isin(self._paged, ids)]
@@ -80,8 +82,8 @@ class FetchAhead:
         return self._pace.seconds(files, time.monotonic())
 
     def _look_ahead(self) -> None:
-        """Finds the files that come next in all plans, under the assumption that all plans advance
-        at the same pace."""
+        """Computes the window, which contains the next files of all plans. Assumes that the jobs of
+        all plans advance at the same pace."""
         now = time.monotonic()
         if now - self._looked_at < LOOK_S:
             return
@@ -103,20 +105,20 @@ class FetchAhead:
         inside = np.cumsum(np.where(staged, takes, 0)) <= window
         self._horizon = int(inside.sum())
         self._queue = ids[self._is_absent(ids) & inside & (~staged | (takes <= capacity))]
-        # The copies of some of these files are in slow tiers. At most `window` bytes of such copies
-        # are read into the page cache.
+        # The copies of some of these files are in slow tiers. They are read into the page cache,
+        # but not more than `window` bytes.
         paged = ids[self.filler.readahead.is_for(ids)]
         sizes = catalog.entries["size"][paged]
         self._paged = paged[np.cumsum(sizes, dtype=np.float64) <= window]
 
     def _is_absent(self, ids: Ids) -> Bools:
-        """Returns, for each file, whether a fill of the file can be ordered, (n,)."""
+        """Returns for each file whether a fill of the file can be ordered, (n,)."""
         words = self.shared.catalog.words[ids]
         return np.asarray((word.state(words) == State.ABSENT) & (word.copy(words) == 0))
 
     def step(self) -> None:
-        """Runs one iteration: orders as many fetches as may run at a time. First orders the files
-        that are used next, and then those later files that this node is to keep."""
+        """Runs one iteration: orders as many fetches as may run at the same time. The files in the
+        window come first, followed by later files that this node is to keep."""
         self._look_ahead()
         self.filler.readahead.order(self._paged)
         catalog = self.shared.catalog
@@ -151,13 +153,13 @@ class FetchAhead:
             return
         left = self.filler.order_planned(ids, self._horizon)
         kept = self._policy.keeps(left)
-        # A tier may be fuller than the placement assumed. If a file has no room in its tier, the
-        # file is staged shortly before its use.
+        # A tier may have less room than the placement assumed. If there is no room for a file in
+        # its tier, the file is staged shortly before its use.
         self._policy.lose(left[kept])
         if not kept.all():
-            # If a file has no room in the staging area, no later file may be staged before it. So
-            # all files that would be staged are removed from the queue; `_look_ahead` adds them
-            # again.
+            # If there is no room for a file in the staging area, no later file may be staged before
+            # it. So all files for the staging area are removed from the queue; `_look_ahead` adds
+            # them again.
             self._queue = self._queue[self._policy.keeps(self._queue)]
 
 
@@ -165,7 +167,7 @@ class Pace:
     """Measures how many files programs open per second."""
 
     def __init__(self) -> None:
-        self._files = 0.0  # number of files opened; older opens count less
+        self._files = 0.0  # the number of opened files; earlier opens have less weight
         self._began = self._last = -math.inf
 
     def note(self, files: int, now_s: float) -> None:
@@ -183,7 +185,8 @@ class Pace:
         since = now_s - self._began
         if now_s - self._last > MEMORY_S or since <= 0:
             return np.full(len(files), np.inf)
-        # At a steady pace r, the weighted count at time t after the start is r M (1 - exp(-t / M)),
-        # with M = MEMORY_S. `span` is M (1 - exp(-t / M)), so r is the count divided by `span`.
+        # At a constant pace r, the weighted count of files at time t after the start is
+        # r M (1 - exp(-t / M)), with M = MEMORY_S. `span` is M (1 - exp(-t / M)), so r is the count
+        # divided by `span`.
         span = -MEMORY_S * math.expm1(-since / MEMORY_S)
         return np.asarray(files * span / self._files)

@@ -1,8 +1,9 @@
 """Follows access plans: compares what programs open with what the plans predict.
 
-While a plan agrees with what programs open, this node keeps the files that the plan places on it
-(`placement.py`), and fetches files before they are needed (`fetch_ahead.py`). A plan that disagrees
-is dropped. When all plans are dropped, this node keeps files as it does without a plan.
+While a plan agrees with what programs open, the plan determines which files this node keeps
+(`placement.py`), and files are fetched before they are needed (`fetch_ahead.py`). A plan that
+disagrees is dropped. If all plans have been dropped, this node keeps files as it does without a
+plan.
 """
 
 import logging
@@ -37,18 +38,18 @@ log = logging.getLogger("monarch.planned")
 
 # The time between two checks of whether a dropped plan may be retried [s].
 RENEW_S = 1.0
-# After a program has opened a file, the loop iterates often for this long [s], so that it soon sees
-# which files are opened next.
+# After a program has opened a file, the daemon's loop iterates often for this long [s], so that it
+# soon notices which files are opened next.
 AWAKE_S = 2.0
 
-# The version of a plan's file, and the plan.
+# A pair: the version of a plan's file, and the plan.
 Loaded = tuple[Version, Plan]
 
 
 def load_plan(file: Path, nodes: int) -> Loaded:
-    """Reads the plan of a training run on `nodes` nodes. The plan's accesses are converted to
-    accesses of whole files, because a daemon copies only whole files. If `nodes` is 1, this node
-    follows node 0 of the plan, no matter for how many nodes the plan was made.
+    """Reads the plan of a training run on `nodes` nodes. The accesses of the plan are converted to
+    accesses of whole files, because a daemon copies only whole files. If `nodes` is 1, the plan may
+    be for more nodes; this node then follows node 0 of the plan.
 
     Raises ConfigError, which names the file, if the plan cannot be followed.
     """
@@ -71,8 +72,8 @@ def load_plan(file: Path, nodes: int) -> Loaded:
 class PlanManager:
     """Follows all plans of this daemon. Runs in the daemon's loop.
 
-    plans : the plans that `load_plan` returned, each with its file. If several jobs read one
-        dataset, each job has a plan of its own, and the jobs share the tiers
+    plans : pairs (file of a plan, result of `load_plan`). If several jobs read one dataset, each
+        job has a plan of its own, and the jobs share the tiers
     """
 
     def __init__(self, plans: Sequence[tuple[Path, Loaded]], filler: Filler) -> None:
@@ -80,7 +81,8 @@ class PlanManager:
         self._executor = ThreadPoolExecutor(1, "planned")
         self.trackers = [self._tracker(file, *loaded) for file, loaded in plans]
         self._task: Future[PlacementResult] | None = None
-        self._to_place: list[PlanTracker] = []  # the plans whose files are being placed
+        # The plans whose files are being assigned to nodes and tiers.
+        self._to_place: list[PlanTracker] = []
         self._placed = False
         self._renewing: Future[dict[PlanTracker, PlanTracker]] | None = None
         # For each dropped plan, the job that did not follow the plan.
@@ -102,7 +104,8 @@ class PlanManager:
 
     @property
     def is_awake(self) -> bool:
-        """Whether the loop should iterate often, to see soon which files programs open."""
+        """Whether the loop should iterate often, so that it soon notices which files programs
+        open."""
         return self._placed and time.monotonic() - self._opened_at < AWAKE_S
 
     def _tracker(self, file: Path, version: Version, plan: Plan) -> PlanTracker:
@@ -111,16 +114,16 @@ class PlanManager:
     # --- in the loop ----------------------------------------------------------------------------
 
     def observe(self, opened: Ids) -> None:
-        """Notes entries that programs have opened since the last iteration. Each iteration must
-        call this method before it drops copies. Otherwise the entries would still count as those
-        that programs will open next. Their copies would be kept, although their use is over, and
-        copies that are still needed would be dropped instead.
+        """Notes files that programs have opened since the last iteration. Each iteration must call
+        this method before it drops copies. Otherwise the opened files would be regarded as those
+        that programs will open next. Their copies would be kept, and copies that are still needed
+        would be dropped instead.
 
-        Each open is assigned to the first plan that it fits. The plans are tried one after the
-        other, beginning with the plan that the largest number of opens have fitted so far. An open
-        that does not fit a plan counts against this plan, except in two cases: the open is assigned
-        to another plan; or the job of another plan has opened the same entry a short time ago, so
-        that the present open may be a repetition.
+        Each open is assigned to the first plan that predicts it. The plans are tried one after
+        another, beginning with the plan that has predicted the largest number of opens so far. An
+        open that a plan has not predicted is evidence against this plan, except in two cases. The
+        first is that the open is assigned to another plan. The second is that the job of another
+        plan has opened the same file a short time ago, so that this open may be a repetition.
         """
         if len(opened):
             self._seen_at = time.monotonic()
@@ -166,13 +169,13 @@ class PlanManager:
 
     @contextmanager
     def _at_its_risk(self, tracker: PlanTracker) -> Iterator[None]:
-        """Drops the plan if the block raises an error, so that a faulty plan does not end the
-        daemon. If the block has dropped the plan, for whatever reason, logs that reason."""
+        """Drops the plan if the `with` block raises an error, so that a faulty plan does not end
+        the daemon. If the plan was dropped in the block, for whatever reason, logs the reason."""
         was_dropped = tracker.state == "dropped"
         try:
             yield
-        # The error may also come from the executor's thread, because the block fetches that
-        # thread's results.
+        # The error may have occurred in the executor's thread, because the block fetches the
+        # results of this thread.
         except Exception:
             log.exception("the plan %s cannot be followed", tracker.file)
             tracker.drop("computing its next accesses failed (see the log)")
@@ -187,8 +190,9 @@ class PlanManager:
             self.evictions.end()
 
     def _know_used(self, tracker: PlanTracker) -> None:
-        """Tells `filler.routes` which files are complete on the nodes that own them. Once all nodes
-        have finished a run (see Run in plan/timeline.py), the files of this run are complete."""
+        """Tells `filler.routes` of which files the owners have complete copies. This is true of the
+        files of each run (a section of an epoch, see Run in plan/timeline.py) that all nodes have
+        finished."""
         ids, places = tracker.take_used(), self.filler.routes
         if len(ids) and places is not None and self._nodes is not None:
             owner = self.filler.policy.owners(ids)
@@ -201,10 +205,11 @@ class PlanManager:
         log.warning("the plan %s is no longer followed: %s", tracker.file, tracker.why)
 
     def _give_up(self) -> None:
-        """Makes this node keep files as it does without a plan. Call it when all plans were
+        """Makes this node keep files as it does without a plan. Call it when all plans have been
         dropped."""
         self.filler.policy.forget_plan()
-        # Files of the dropped plans must not be fetched while another plan is being placed.
+        # Files of the dropped plans must not be fetched while the files of another plan are being
+        # assigned to nodes and tiers.
         self._fetch_ahead.begin(NO_IDS)
 
     # --- retrying dropped plans for another job -------------------------------------------------
@@ -215,7 +220,7 @@ class PlanManager:
         self._is_new_job = True
 
     def _renew(self) -> None:
-        """Retries dropped plans in the cases that plans/retry.py describes."""
+        """Retries dropped plans in the cases that the docstring of retry.py lists."""
         now = time.monotonic()
         if self._renewing is not None:
             if self._renewing.done():
@@ -234,8 +239,8 @@ class PlanManager:
     def _find_renewed(
         self, trackers: list[PlanTracker], *, is_new_job: bool
     ) -> dict[PlanTracker, PlanTracker]:
-        """Returns a dict of the trackers whose plans are to be retried. The value for each of these
-        trackers is the tracker that replaces it. Runs in the executor's thread."""
+        """Finds the plans that are to be retried. Returns a dict that maps the old tracker of each
+        such plan to a new tracker. Runs in the executor's thread."""
         found = {}
         for tracker in trackers:
             version = version_of(tracker.file)
@@ -274,8 +279,8 @@ class PlanManager:
     # --- placement ------------------------------------------------------------------------------
 
     def _place(self) -> None:
-        """Once everything is scanned, makes the executor's thread place the plans' files. Once the
-        placement is computed, applies it."""
+        """Makes the executor's thread compute the placement (which nodes and tiers keep the plans'
+        files) when all sources are scanned. Applies the placement when it is complete."""
         if self._task is None:
             waits = any(tracker.state == "waiting" for tracker in self.trackers)
             is_decided = self._nodes is None or self._nodes.is_decided
@@ -322,7 +327,8 @@ class PlanManager:
         if not self.is_active:
             return
         if self._nodes is not None:
-            # `step` assigns owners to the entries that were added after the placement began.
+            # `step` determines the owners of files that were added to the catalog after the
+            # computation of the placement began.
             self._nodes.step(scanned=True)
             self._nodes.follow(placed.ids, placed.tier, entries, placed.holders)
         else:
@@ -332,9 +338,9 @@ class PlanManager:
     # --- eviction -------------------------------------------------------------------------------
 
     def _foresee(self) -> Future[Distances] | None:
-        """Has a thread compute, for `Evictions`, the next two uses of each file. All plans are
-        assumed to advance at the same pace. Returns a Future of the result. Returns None while no
-        plan is followed, or while the present or the next run of a plan is not known."""
+        """Starts to compute the next two uses of each file in a thread, for `Evictions`. Assumes
+        that the jobs of all plans advance at the same pace. Returns a Future of the result, or None
+        if no plan is followed, or if a plan's present or next run is not known yet."""
         active = [tracker for tracker in self.trackers if tracker.state != "dropped"]
         if not active or not all(tracker.sees_far for tracker in active):
             return None
@@ -342,7 +348,7 @@ class PlanManager:
         return self._executor.submit(_nearest, followed, len(self.filler.policy.planned))
 
     def _may_go(self, ids: Ids) -> Bools:
-        """Returns whether the copy of each file may be evicted, (n,). Only copies of files in a
+        """Returns for each file whether its copy may be evicted, (n,). Only copies of files in a
         followed plan may be evicted. In a cluster, a node never evicts the copy of a file that it
         owns, because other nodes fetch the file from its owner."""
         known = np.zeros(len(self.filler.policy.planned), dtype=bool)
@@ -356,9 +362,10 @@ class PlanManager:
     # --- what the ranks need next ---------------------------------------------------------------
 
     def due_bytes(self) -> Floats | None:
-        """Returns the total size of the files that each rank needs next and that have no copy here
-        yet, (ranks of this node,) [bytes]. Returns None if no plan is followed. Also returns None
-        if several plans are followed, because it is not known which plan a rank belongs to."""
+        """Returns for each rank of this node the total size of the files that the rank needs next
+        and that have no copy here yet, (ranks,) [bytes]. Returns None if no plan is followed. Also
+        returns None if several plans are followed, because it is not known which plan a rank
+        follows."""
         following = [tracker for tracker in self.trackers if tracker.state == "following"]
         if not self._placed or len(following) != 1:
             return None
@@ -376,7 +383,12 @@ class PlanManager:
 
 
 def _nearest(followed: list[tuple[Ids, Callable[[], Distances]]], entries: int) -> Distances:
-    """Returns the next two uses of each entry by any of the plans. Runs in a thread."""
+    """Returns the distances to the next two uses of each entry in any of the plans. Runs in a
+    thread.
+
+    followed : for each plan, the entries of its files, and a function that returns the distances to
+        the next two uses of these files
+    """
     first = np.full(entries, NOT_SOON, dtype=np.int64)
     second = first.copy()
     for at, foresee in followed:

@@ -1,7 +1,7 @@
 """Decides which nodes keep the files of access plans, and in which tier this node keeps a file.
 
 Each file has one owner. Other nodes keep the file as well if they have room left. The most
-frequently used files lie in the fastest class of storage (section 5.1 of the NoPFS paper;
+frequently used files are kept in the fastest tier (section 5.1 of the NoPFS paper;
 `policies.nopfs`).
 """
 
@@ -36,13 +36,13 @@ log = logging.getLogger("monarch.planned")
 
 @dataclass(frozen=True, eq=False)
 class PlacementResult:
-    """The placement of the plans' files.
+    """The placement of the plans' files: which nodes and tiers keep each file.
 
-    found : the files of each tracker's plan
-    ids : (n,) entries of all files
-    holders : for each file the nodes that keep it, owner first
+    found : for each tracker, the files of its plan
+    ids : (n,) the catalog entries of the files of all plans
+    holders : (n, ASKED) the nodes that keep each file, the owner first
     tier : (n,) int32, the tier in which this node keeps each file, or NOWHERE
-    order : files that this node keeps and has no copy of yet, in the order of their first use
+    order : files that this node keeps and of which it has no copy yet, sorted by their first use
     """
 
     found: list[Found]
@@ -53,8 +53,8 @@ class PlacementResult:
 
 
 def source_of(index: Index, sources: Sequence[SourceConfig]) -> tuple[int, str]:
-    """Finds the source that contains the dataset of a plan. Returns the source's number and "". If
-    no source contains the dataset, returns -1 and the reason why the plan cannot be followed."""
+    """Finds the source that contains the dataset of a plan. Returns (the source's number, "") or,
+    if no source contains the dataset, (-1, the reason why the plan cannot be followed)."""
     root = os.path.realpath(index.root)
     for number, source in enumerate(sources):
         if Path(root).is_relative_to(source.real_path):
@@ -64,14 +64,14 @@ def source_of(index: Index, sources: Sequence[SourceConfig]) -> tuple[int, str]:
 
 @dataclass(frozen=True, eq=False)
 class PlacementTask:
-    """The input of a placement. The manager's thread calls `make`, which computes the placement.
+    """Computes the placement of the plans' files. The thread of `PlanManager` calls `make`.
 
-    words : (entries,) a copy of the catalog's words
+    words : (entries,) a copy of the catalog's words (state, tier and copy number of each entry)
     rooms : the room of this node's tiers, without the staging area
-    nodes : the nodes that work together; None if this node works alone
+    nodes : the nodes of the cluster; None if this node works alone
     is_first : whether this is the first placement. A later placement does not change which nodes
-        keep each file: all nodes would have to make that change at the same time, but each node
-        makes its later placements at times of its own
+        keep each file. All nodes would have to make such a change at the same time, but the nodes
+        compute their later placements at different times
     """
 
     trackers: Sequence[PlanTracker]
@@ -99,15 +99,15 @@ class PlacementTask:
             np.add.at(frequency, at, uses)
             np.minimum.at(first, at, first_use)
             found[i] = replace(found[i], used=first_use != NEVER)
-        # The order of the files decides ties in the placement, so it must be the same on all nodes.
-        # The nodes' catalogs may list the files in different orders, so the files are sorted by
-        # their hashes.
+        # Between two equally good placements, the sequence of the files decides. So the sequence
+        # must be the same on all nodes. It may differ between the nodes' catalogs, so the files are
+        # sorted by their hashes here.
         order = np.argsort(self.catalog.entries["hash"][ids], kind="stable")
         back = np.argsort(order, kind="stable")
         agreed = self._share_out(good, [back[at] for at in where], ids[order], sizes[order])
         holders, mine = agreed[0][back], agreed[1][back]
-        # A file that has a copy stays in the copy's tier. Its size is not subtracted from the room
-        # of the tier, because the copy occupies its part of the tier already.
+        # A file with a copy stays in the copy's tier. Its size is not subtracted from `self.rooms`,
+        # which contains only free room.
         here = word.state(self.words[ids]) == State.PRESENT
         tier = np.where(here, word.tier(self.words[ids]).astype(np.int32), np.int32(NOWHERE))
         todo = np.flatnonzero(mine & ~here)
@@ -118,8 +118,8 @@ class PlacementTask:
         return PlacementResult(found, ids, holders, tier, ids[kept])
 
     def find(self, tracker: PlanTracker) -> Found:
-        """Finds the entries of a plan's files in the catalog, and computes the plan's first two
-        runs. `Found.used` stays empty; `make` sets it."""
+        """Finds the catalog entries of a plan's files, and computes this node's first two runs of
+        the plan. `Found.used` stays empty; `make` sets it."""
         entries, problem = [], ""
         for index in tracker.plan.datasets:
             found, why = self._find_files(index)
@@ -129,8 +129,8 @@ class PlacementTask:
         return Found(np.concatenate(entries), np.zeros(0, dtype=bool), problem, runs)
 
     def _find_files(self, index: Index) -> tuple[Ids, str]:
-        """Returns the files' entries, (files,), and the reason why the plan cannot be followed (""
-        if it can)."""
+        """Returns the catalog entries of the files in `index`, (files,). Also returns the reason
+        why the plan cannot be followed, or ""."""
         entries = np.full(index.files, -1, dtype=np.int64)
         number, problem = source_of(index, self.sources)
         if problem:
@@ -152,8 +152,13 @@ class PlacementTask:
     def _share_out(
         self, good: list[int], where: list[Any], ids: Ids, sizes: Uints
     ) -> tuple[Holders, Bools]:
-        """Returns the holders of each file, the owner first, and which files this node holds. Every
-        node computes the same holders, from the plans, the catalog and the nodes' quotas."""
+        """Returns the holders of each file (the nodes that keep it), the owner first, and for each
+        file whether this node is a holder. Every node computes the same holders, from the plans,
+        the catalog and the nodes' quotas.
+
+        good : the indices of the plans that can be followed
+        where : for each of these plans, the position of each of its files in `ids`
+        """
         if self.nodes is None or len(self.nodes.cluster.members) == 1:
             nobody = np.full((len(ids), ASKED), NOBODY, dtype=np.int32)
             return nobody, np.ones(len(ids), dtype=bool)
@@ -184,8 +189,8 @@ class PlacementTask:
         return placed.holders(), mine
 
     def _check_quotas(self, good: list[int]) -> None:
-        """Warns if the quota that a plan assumes for each node is larger than the room of the
-        smallest node."""
+        """Logs a warning if the quota per node that a plan assumes is larger than the room of the
+        node with the least room."""
         assert self.nodes is not None
         room = min(sum(member.quotas) for member in self.nodes.cluster.members)
         loaders = [part.loader for i in good for part in self.trackers[i].timeline.parts]
@@ -202,9 +207,12 @@ class PlacementTask:
     def _as_dealt(
         self, told: list[list[tuple[Int32s, Int32s]]], where: list[Any], ids: Ids
     ) -> tuple[Holders, Bools]:
-        """For plans that assign samples to nodes, returns the holders of each file, and which files
-        this node holds. Files that these plans do not assign, for example the files of another
-        plan, stay on the nodes that were chosen by the files' hashes."""
+        """Does the same as `_share_out`, for plans that themselves assign samples to nodes. Files
+        that these plans do not assign, for example the files of another plan, stay on the nodes
+        that were chosen by the files' hashes.
+
+        told : for each plan, the result of `Timeline.holders`
+        """
         assert self.nodes is not None
         holders, mine = self.nodes.policy.holders(ids), self.nodes.policy.kept[ids]
         for parts, at in zip(told, where, strict=True):
@@ -228,8 +236,8 @@ def _uses(tracker: PlanTracker) -> tuple[npt.NDArray[np.uint32], Ints]:
 
 
 def _first_by_anybody(timeline: Timeline) -> Ints:
-    """Returns the position of the first use of each unit (here, a file) by any node, (units,)
-    int64; NEVER if no node uses the file."""
+    """Returns the position in the plan at which any node first uses each file, (files,) int64;
+    NEVER if no node uses the file. (The units of these timelines are files.)"""
     first = np.full(timeline.units, NEVER, dtype=np.int64)
     turns = timeline.ranks_per_node
     for section in timeline.sections():

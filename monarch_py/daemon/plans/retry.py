@@ -1,9 +1,9 @@
 """Decides when a dropped plan is retried.
 
-A plan is dropped if a job does not do what the plan predicts. Another job may follow the plan. So a
+A plan is dropped if a job does not open files as the plan predicts. A later job may do so. So a
 dropped plan is retried in three cases: the plan's file has changed; a `monarch run` begins; or the
-processes that used the session when the plan was dropped have all ended, and programs have opened
-files since then. A thread checks whether one of these cases has occurred.
+earlier job has ended and programs have opened files since then. The job has ended when all
+processes that used the session when the plan was dropped have ended. A thread checks these cases.
 """
 
 import time
@@ -15,12 +15,12 @@ from monarch_py.util.processes import began, mapping
 
 @dataclass(eq=False)
 class Job:
-    """The processes that use a session when `is_over` is first called.
+    """The processes that use a session when `is_over` is called for the first time.
 
-    prefix : the beginning of the paths of the session's catalogs. A process that maps such a
-        catalog has looked up a file of the sources, and so uses the session
-    over_at : the time.monotonic() at which all these processes were found to have ended [s];
-        infinity until then
+    prefix : the paths of the session's catalogs begin with this text. A process uses the session if
+        it maps a catalog, because it has then looked up a file of the sources
+    over_at : when `is_over` found that all these processes had ended, as a value of
+        time.monotonic() [s]; infinity until then
     """
 
     prefix: str

@@ -1,10 +1,11 @@
 """One access plan on this node: the catalog entries of its files, and the programs' progress.
 
-The plan is followed run by run: a run is the list of the files that this node uses in one section
-of an epoch, in the order of their first use (see Run in plan/timeline.py).
+An access is one use of a file by a program. The plan is followed run by run: a run is the list of
+the files that this node uses in one section of an epoch, in the order of their first use (see Run
+in plan/timeline.py).
 
-Slow work (drawing a run, searching for the programs' position) runs in a thread. The loop polls
-for its results and never waits for them.
+Slow work (computing a run, searching for the programs' position) is done by the thread of an
+executor. The daemon's loop polls for the results and never waits for them.
 """
 
 from concurrent.futures import Executor, Future
@@ -26,8 +27,8 @@ from monarch_py.util.file_version import Version
 # and if the accesses just before the last search disagree with the plan.
 SEARCHES = 2
 
-# Accesses that come before the plan's files are known are kept, and are judged later. At most this
-# many accesses are kept.
+# Accesses that happen before the catalog entries of the plan's files are known are stored, and are
+# processed later. At most about this many accesses are stored.
 EARLY = 1 << 20
 
 
@@ -36,9 +37,9 @@ class Found:
     """The catalog entries of a plan's files, and the first runs of the plan on this node.
 
     entries : (files,) uint64, the catalog entry of each file
-    used : (files,) for each file, whether at least one node uses it; empty if there is a problem
+    used : (files,) whether at least one node uses the file; empty if the plan cannot be followed
     problem : the reason why the plan cannot be followed; "" if it can be followed
-    runs : this node's first two runs of the plan, or its only run
+    runs : this node's first two runs of the plan; a single run if the plan has only one
     """
 
     entries: Ids
@@ -51,10 +52,10 @@ class PlanTracker:
     """Tracks a node's progress in one plan.
 
     version : the version of the file that the plan was loaded from
-    state : 'waiting' until the files are known, 'following', 'searching' for the programs'
-        position, or 'dropped'
-    why : the reason why the plan was dropped, "" otherwise
-    misled : whether the plan was dropped because a job did not do what the plan predicts
+    state : 'waiting' until the catalog entries of the files are known, 'following', 'searching' for
+        the programs' position, or 'dropped'
+    why : the reason why the plan was dropped; "" if it was not dropped
+    misled : whether the plan was dropped because a job did not open files as the plan predicts
     """
 
     def __init__(
@@ -71,13 +72,16 @@ class PlanTracker:
         self._of_entry: Int32s = np.zeros(0, dtype=np.int32)
         self._drawing: tuple[int, Future[Run]] | None = None
         self._search: Future[tuple[int, Run, int] | None] | None = None
-        self._in_vain = 0  # searches without a result since the position was lost
-        self._search_at = 0  # the next search starts at this number of judged accesses
+        self._in_vain = 0  # how many searches have failed since the position was lost
+        # The next search starts when the estimator has judged this many accesses.
+        self._search_at = 0
         # Whether the present search is the last one. If it finds no position, the plan is dropped.
         self._is_last = False
         self._early: list[Ids] = []
+        # For each run that has ended on this node: the entries of its files, see `take_used`.
         self._over: list[Future[Ids]] = []
-        self._is_from_its_beginning = True  # whether the run has been followed from its start
+        # Whether the present run has been followed from its start.
+        self._is_from_its_beginning = True
 
     @property
     def is_active(self) -> bool:
@@ -142,25 +146,25 @@ class PlanTracker:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Goes on to the next run. The executor's thread then lists, for `take_used`, the files of
-        the run that has just ended on this node. Once the run has ended on all nodes, each of these
-        files has copies on the nodes that keep the file."""
+        """Proceeds to the next run. Also makes the executor's thread list the files of the run that
+        has just ended on this node, for `take_used`. When the run has ended on all nodes too, the
+        nodes that keep these files have copies of them."""
         if self.timeline.nodes > 1 and self._is_from_its_beginning:
             self._over.append(self._executor.submit(self._used_in, self.number))
         self.number += 1
         self._is_from_its_beginning = True
 
     def _used_in(self, number: int) -> Ids:
-        """Returns the entries that all nodes together use in run `number`, (n,). Runs in the
-        executor's thread."""
+        """Returns the entries of the files that at least one node uses in run `number`, (n,). Runs
+        in the executor's thread."""
         epoch, part, _ = self.layout[number]
         units = np.unique(self.timeline.section(epoch, part.name).rows)
         return np.asarray(self.entries[units[units != NONE]])
 
     def take_used(self) -> Ids:
-        """Returns the entries that the nodes have used in a run that all nodes have finished, (n,).
-        Each run is reported once. All nodes are assumed to have finished a run once this node has
-        passed the first positions of the next run."""
+        """Returns the entries of the files in a run that all nodes have finished, (n,); an empty
+        array if there is no such run. Each run is returned once. All nodes are assumed to have
+        finished a run when this node has passed the first positions of the next run."""
         estimator = self.estimator
         if not self._over or estimator is None or estimator.front <= estimator.run.window:
             return NO_IDS
@@ -170,9 +174,8 @@ class PlanTracker:
 
     def _search_if_lost(self, estimator: PositionEstimator) -> None:
         if self.state == "following":
-            # Near the end of a run, accesses that do not fit the run may belong to the next run. A
-            # thread computes the next run. Until this thread has ended, the accesses cannot be
-            # judged.
+            # Near the end of a run, accesses that do not fit the run may belong to the next run.
+            # They cannot be judged until the executor's thread has computed the next run.
             if not estimator.is_lost or (estimator.is_ending and self._drawing is not None):
                 return
             self.state, self._in_vain, self._search_at = "searching", 0, estimator.judged
@@ -181,18 +184,18 @@ class PlanTracker:
             return
         self._is_last = self._in_vain + 1 >= SEARCHES and estimator.is_wrong
         if self._is_last or estimator.judged >= self._search_at:
-            # A search that finds nothing is repeated, because the last accesses may be misleading.
-            # Right after a job has jumped to another position, some of these accesses still fit the
-            # old position. After a jump to the end of an epoch, the accesses belong to two epochs.
-            # The intervals between searches grow, because a search is expensive: it computes the
-            # order of accesses in every run of the plan.
+            # A search uses the latest accesses. If it fails, it is repeated later, because these
+            # accesses may be misleading. Right after a job has jumped to another position, some of
+            # them were made before the jump. After a jump to the end of an epoch, they belong to
+            # two epochs. The intervals between searches grow, because a search is expensive: it
+            # computes all accesses of every run of the plan.
             self._search_at = estimator.judged + (SEARCHED // 2 << self._in_vain)
             self._search = self._executor.submit(self._find_place, estimator.recent)
 
     def _find_place(self, recent: Int32s) -> tuple[int, Run, int] | None:
-        """Finds the run in which the largest share of the last accesses lies close together.
-        Returns (number, run, position), or None if the share in each run may be due to chance.
-        Called in the executor's thread."""
+        """Finds the run in which the largest fraction of the latest accesses lies close together.
+        Returns (number of the run, run, position in the run). Returns None if even the largest
+        fraction may be due to chance. Called in the executor's thread."""
         best: tuple[float, int, Run, int] | None = None
         for number in range(len(self.layout)):
             run = self.draw(number)
@@ -212,8 +215,8 @@ class PlanTracker:
             self.number, run, place = found
             self._over, self._is_from_its_beginning = [], False
             recent = estimator.recent
-            # The job has advanced during the search, so the job's position in this run is
-            # determined again.
+            # The job has advanced during the search, so its position in this run is determined
+            # again.
             share, now = locate(run, recent)
             estimator.enter(run, now if share else place)
             estimator.observe(np.unique(recent))
@@ -230,8 +233,11 @@ class PlanTracker:
     # --- accesses -------------------------------------------------------------------------------
 
     def observe(self, ids: Ids) -> Bools:
-        """Processes entries that were opened since the last call. Returns, for each entry, whether
-        its open fits the plan, (n,)."""
+        """Processes files that were opened since the last call. Returns for each file whether the
+        open fits the plan, (n,).
+
+        ids : (n,) the files' catalog entries
+        """
         fits = np.zeros(len(ids), dtype=bool)
         if self.estimator is None:
             if self.state == "waiting" and sum(map(len, self._early)) < EARLY:
@@ -245,8 +251,8 @@ class PlanTracker:
         return fits
 
     def knows_again(self, ids: Ids) -> Bools:
-        """Returns, for each entry, whether the plan's job opened it a short time ago, (n,). If so,
-        the present open only repeats that access."""
+        """Returns for each file whether the plan's job opened it a short time ago, (n,), so that
+        the present open only repeats that open."""
         again = np.zeros(len(ids), dtype=bool)
         if self.estimator is not None:
             known = self._is_known(ids)
@@ -254,11 +260,11 @@ class PlanTracker:
         return again
 
     def judge(self, ids: Ids, fits: Bools, *, alone: bool = True) -> None:
-        """Adds the opens of these entries to the evidence for and against this plan. The caller
-        leaves out opens that another plan explains.
+        """Adds opens of files to the evidence for and against this plan. The caller leaves out
+        opens that another plan has predicted.
 
-        ids : (n,) the entries;  fits : (n,) whether each open fits this plan
-        alone : whether there is no other plan
+        ids : (n,) the files' catalog entries;  fits : (n,) whether each open fits this plan
+        alone : whether this is the only plan
         """
         if self.estimator is not None and len(ids):
             known = self._is_known(ids)
@@ -270,19 +276,20 @@ class PlanTracker:
         return np.asarray(known)
 
     def upcoming(self, most: int) -> Ids:
-        """Returns the entries that are needed next, (n,), where n is at most `most`."""
+        """Returns the entries of the files that are used next, (n,), at most `most` of them."""
         if self.estimator is None:
             return NO_IDS
         return self.entries[self.estimator.upcoming(most)]
 
     def due(self) -> tuple[Ids, Ints]:
-        """Returns the entries that the workers of this node's ranks may be reading now, and the
-        rank that needs each entry, both (n,). This node's ranks are numbered from 0."""
+        """Returns the entries of the files that programs may be reading now, and the rank that uses
+        each file, both (n,). This node's ranks are numbered from 0."""
         if self.estimator is None:
             return NO_IDS, np.zeros(0, dtype=np.int64)
         run = self.estimator.run
         places = self.estimator.due(run.window)
-        # Consecutive positions of a plan belong to the node's ranks in rotation.
+        # `starts` are positions in the plan. Consecutive positions belong to the node's ranks in
+        # turn: 0, 1, and so on.
         return self.entries[run.units[places]], run.starts[places] % self.timeline.ranks_per_node
 
     @property

@@ -7,40 +7,39 @@ from monarch_py.scan.walk import ALL_NAMES
 # The lead of the scan is the number of files that it has found and that are not filled yet. The
 # lead is limited, because the kernel caches a file's attributes for only about a second after the
 # scan has requested them. A fill that begins or ends after that second has to request them again.
-# The limit is the number of files that are filled in AHEAD_S [s], but not less than a minimum. The
-# minimum is usually LEAST files. If fewer files of mean size have RISING_BYTES [bytes] together,
-# the minimum is their number, but at least one. The mean size is that of the files that programs
-# open at the source. The scan takes names in portions (PORTION in csrc/scan/scan.h), so it may
-# exceed the limit by one portion.
+# The limit is the number of files that are filled in AHEAD_S [s], but at least a minimum. The
+# minimum is LEAST files or as many files as have RISING_BYTES [bytes] together, whichever is less,
+# but at least one file. For this, each file is assumed to have the mean size of the files that
+# programs open at the source. The scan takes names in portions (PORTION in csrc/scan/scan.h), so it
+# may exceed the limit by one portion.
 AHEAD_S, LEAST = 0.4, 8
-# How far the scan may be ahead of the fills depends on the rate of fills. The rate is measured in
-# each iteration of the loop, so that the limit rises soon when a job begins to fill many small
+# The limit on the lead follows from the rate of fills [files/s]. The rate is measured in each
+# iteration of the daemon's loop, so that the limit rises soon when a job begins to fill many small
 # files. But the measured rate is also high if a few fills of large files happen to end together.
-# So there is a second limit, the sum of two numbers: the number of files that were filled in the
-# last AHEAD_S, and the number of files of mean size that have RISING_BYTES [bytes] together.
+# So there is a second limit: the number of files that were filled in the last AHEAD_S, plus the
+# number of files of mean size that have RISING_BYTES [bytes] together.
 RISING_BYTES = 8 << 20
-# The scan may examine only as many names as `ScanPace.step` grants. The next names are granted once
-# the scan has found a file or directory among the names granted last, or once this time [s] has
-# passed.
+# Each call of `ScanPace.step` can allow the scan to examine a number of further names. If the scan
+# has found nothing among the names that were allowed last, further names are allowed only when this
+# time [s] has passed.
 LOOK_S = 0.2
 # In the first AHEAD_S seconds after fills have begun, the rate of fills still rises. During this
-# time, `lasts_s` assumes that files are filled RISE times as fast as measured, so the daemon's loop
-# rests for a shorter time before it lets the scan go on. With a smaller factor, such as 2, the loop
-# would rest too long, and the scan would find too few files for a rising number of concurrent
-# fills.
+# time, `lasts_s` assumes that files are filled RISE times as fast as measured. So the daemon's loop
+# rests for a shorter time before it allows the scan to go on. With a smaller factor, such as 2, the
+# loop would rest too long, and the scan would find too few files for the rising rate.
 RISE = 4.0
-# For every OPENS_A_NAME opens of programs at the source, the scan may examine one name in
+# For every OPENS_A_NAME files that programs open at the source, the scan may examine one name in
 # directories that programs do not read.
 OPENS_A_NAME = 16
-# Once programs have opened nothing at the source for this long [s], and no file was filled ahead
-# either, the scan runs without a limit.
+# If programs have opened nothing at the source for this long [s], and no file was filled in advance
+# during this time, the scan runs without a limit.
 IDLE_S = 1.0
 # The scan waits for a program's first open for at most this long [s]. The time is long, because
 # many programs import large packages before they open their first file.
 AWAIT_S = 10.0
-# From this time [s] after its start, the scan runs without a limit, even while programs read. The
-# scan must come to an end, because directories are compared with the source (`revalidate`) only
-# once the scan is complete.
+# From this time [s] after its start, the scan runs without a limit, even while programs read. It
+# must end some time, because the directories are compared with the source (`revalidate`) only after
+# the scan.
 MOST_S = 120.0
 
 
@@ -48,8 +47,9 @@ class ScanPace:
     """Keeps the scan from running far ahead of programs. If the scan examines a file long before
     the file is read or filled, the file's attributes are requested from the source twice.
 
-    awaits_s : if a program is about to begin, how long the scan waits until the program opens its
-        first file [s], for example AWAIT_S; otherwise 0
+    now_s : the present time, as in all methods [s]
+    awaits_s : if a program is about to begin, how long the scan waits for the program's first open
+        of a file [s], for example AWAIT_S; otherwise 0
     """
 
     def __init__(self, now_s: float, *, awaits_s: float) -> None:
@@ -57,9 +57,8 @@ class ScanPace:
         self._active_until = now_s + awaits_s
         self._seen = 0, 0
         self._rate = 0.0  # rate of fills [files/s]
-        # A pair for each call of `_soon_filled` in the last AHEAD_S seconds, and for the last call
-        # before that period. The pair contains the time of the call [s], and the number of files
-        # that had been filled by then.
+        # One pair for each call of `_soon_filled` in the last AHEAD_S seconds, preceded by the pair
+        # of an earlier call: (time of the call [s], number of files that had been filled by then).
         self._filled = deque([(now_s, 0)])
         self._others = 0.0
         self._found, self._found_by_s = -1, now_s
@@ -69,7 +68,7 @@ class ScanPace:
         # The number of entries at the last call, and when that number last changed [s].
         self._newest, self._news_s = 0, now_s
         # Whether all files found so far will soon be filled, and the scan will probably find more.
-        # Filling ahead must then wait for the scan.
+        # The fills that run ahead of programs then have to wait for the scan.
         self.lacks_names = False
 
     def awaits_open(self, now_s: float) -> bool:
@@ -87,14 +86,14 @@ class ScanPace:
         size_bytes: float,
         opened_bytes: float,
     ) -> tuple[int, int]:
-        """Returns the arguments for `Walk.allow`, which say how many names the scan may examine
-        until the next call.
+        """Returns the two arguments for `Walk.allow`: how many names the scan may examine until the
+        next call, in directories that programs read and in all others.
 
         opens : how often programs have opened files at the source so far
-        filled, waiting : how many files were filled ahead so far, and how many are still to be
+        filled, waiting : how many files were filled in advance so far, and how many are still to be
             filled
-        found : entries that the scan has found so far
-        size_bytes : mean size of the files that are filled ahead
+        found : how many entries the scan has found so far
+        size_bytes : mean size of the files that are filled in advance
         opened_bytes : mean size of the files that programs have opened at the source
         """
         self.lacks_names = False

@@ -1,9 +1,10 @@
 """Periodically compares the names and attributes in the catalog with the source.
 
-The scan creates a listing of each directory. From then on, while clients use the listings, the
-directories are compared with the source at least every `revalidate` seconds. Once a directory has
-changed, the source answers all questions about the directory until the session ends. Once a file is
-gone or was replaced, the source answers all questions about the file.
+After the scan, the catalog contains a listing of each directory, from which clients answer stat()
+and readdir() without the source. While clients do so, the directories are compared with the source
+at least every `revalidate` seconds. If a directory has changed, the source answers all further
+requests about the directory until the session ends. If a file is gone or was replaced, the source
+answers all further requests about the file.
 """
 
 import logging
@@ -23,8 +24,8 @@ from monarch_py.native import Kind, ffi, lib
 
 log = logging.getLogger("monarch.metadata")
 
-# Timestamps of file systems may be as coarse as this [s]. A directory is young if it was listed
-# less than this time after a change. A young directory may have changed again after the listing,
+# File systems may round timestamps to multiples of this time [s]. A directory is called young if it
+# was listed less than this time after a change. It may then have changed again after the listing,
 # and still have the same timestamp.
 YOUNG_S = 2.0
 # The number of directories and files that one call of the C code compares. Between two calls the
@@ -45,8 +46,8 @@ class Metadata:
         self._listed = 0  # how many of the scanner's sources `_list` has handled
         self._young: list[int] = []  # young directories (YOUNG_S), to be compared again
         self._young_at = 0.0
-        # Directories that were in `_young` until a comparison found them unchanged. `step` lets
-        # readers use the listings of these directories.
+        # Directories that were in `_young` until a comparison found them unchanged. `step` allows
+        # clients to use the listings of these directories.
         self._held: deque[int] = deque()
         self._hits = 0
         self._caught_up = 0.0
@@ -85,9 +86,9 @@ class Metadata:
     def _list(self) -> None:
         first, self._listed = self._listed, len(self.scanner.sources)
         catalog = self.shared.catalog
-        # The times at which the scan read the listings are not recorded. Every listing therefore
-        # counts as read at the scan's start. A directory counts as young if it was changed less
-        # than YOUNG_S before that start, or later.
+        # The times at which the scan read the listings are not recorded. Each listing is assumed to
+        # be as old as possible: read at the scan's start. So a directory is young if it was changed
+        # after this start, or less than YOUNG_S before it.
         began = self.scanner.began
         young_ns = int((time.time() - (time.monotonic() - began) - YOUNG_S) * 1e9)
         lib.monarch_catalog_list(catalog.c, young_ns, first)
@@ -100,8 +101,8 @@ class Metadata:
             self.shared.control.source[source.number].up_ino = source.up_ino
 
     def _begin(self) -> None:
-        """Begins comparisons. The scan has looked at every entry's file after the scanner's start.
-        So every entry counts as compared at that start."""
+        """Begins the comparisons. The scan has examined every file and directory after the
+        scanner's start. So the time of the last comparison is initially the scanner's start."""
         self._is_ready = True
         self._start(self._read_masks)
         self._caught_up = self.scanner.began
@@ -110,9 +111,8 @@ class Metadata:
     # --- the thread ---------------------------------------------------------------------------
 
     def _start(self, work: Callable[[], None]) -> None:
-        """Starts a thread for `work`. If no thread can be started, the work is skipped: a later
-        iteration starts a comparison, which includes everything that the skipped work would have
-        done."""
+        """Starts a thread for `work`. If no thread can be started, the work is skipped. A later
+        iteration starts a comparison, which includes the skipped work."""
         thread = threading.Thread(target=work, name="metadata", daemon=True)
         with suppress(RuntimeError):
             thread.start()
@@ -137,9 +137,9 @@ class Metadata:
 
     def _uses(self) -> int:
         """Returns how many requests of clients were answered without the source so far: requests
-        about names, and opens of copies. The answers to these requests are correct only because
-        directories are compared with the source. An open of a file without a copy is not counted,
-        because the source itself answers it."""
+        for names or attributes, and opens of copies. These answers are correct only because the
+        directories are compared with the source. Opens of files without a copy are not counted,
+        because the source itself answers them."""
         totals = self.shared.totals()
         return totals["metadata_hits"] + totals["hits"]
 

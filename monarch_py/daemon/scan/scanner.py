@@ -37,22 +37,24 @@ NAMES = 4
 # Between two iterations, the engine may add many opened files to the catalog. To count the opens in
 # each directory, at most this many of these files are examined.
 LOOKS = 64
-# The scan runs without a limit while enough of the files that it finds have copies of earlier
-# sessions. Files without such a copy may outnumber files with one by at most MISSES.
+# The scan runs without a limit while many of the files that it finds have copies of earlier
+# sessions. The limit applies again when the files without such a copy outnumber the files with one
+# by more than MISSES.
 MISSES = 256
-# The catalog is shrunk this long after the end of a scan [s]. Shrinking takes 5 ms of processor
-# time for 20,000 files. The scan stays slightly ahead of the job, so it often ends together with
-# the first epoch. The delay keeps the shrinking out of the second epoch, which may be short.
+# The catalog's memory is reduced to what it needs this long after the end of a scan [s]. This takes
+# 5 ms of processor time for 20,000 files. The scan stays slightly ahead of the job, so it often
+# ends together with the first epoch. The second epoch may be short, so the delay keeps this work
+# out of it.
 FIT_AFTER_S = 5.0
 # Opens are counted for at most this many directories. When a further directory is to be counted,
 # all counts are reset.
 MOST_COUNTED = 65536
 
 
-# One file, as found at the source: its source, its entry (1,), the memory that holds its path, and
-# how many directories programs had renamed before the file was examined.
+# A file that was examined at the source: its source, its new catalog entry (1,), the memory that
+# contains its path, and how many directories programs had renamed before the examination.
 Seen = tuple[Source, Array, Any, int]
-# Copies of earlier sessions that match their files; all are in one tier. The fields: the files'
+# Copies of earlier sessions that match their files, all in one tier. The fields: the files'
 # entries, the copies' rows of the manifest, and the number of the tier.
 Adopted = tuple[Ids, Array, int]
 
@@ -65,8 +67,8 @@ class Validator:
     ) -> None:
         """Prepares the rows of one tier's manifest for `match`.
 
-        known : the paths of sources, each with the number by which the manifest identifies the
-            source
+        known : maps the path of each source in the manifest to the number by which the manifest's
+            rows identify the source
         """
         self.tier_number = tier_number
         here = {str(source.config.real_path): source.number for source in sources}
@@ -85,8 +87,8 @@ class Validator:
         self.left = len(self.rows)  # the number of manifest rows that have matched no file yet
 
     def match(self, entries: Array) -> tuple[npt.NDArray[np.intp], Array]:
-        """Returns which of these entries have a copy in the tier, as indices into `entries`, and
-        the rows of these copies in the manifest."""
+        """Returns which of these entries have a copy in the tier, as indices into `entries`. Also
+        returns the manifest's rows of these copies."""
         none = np.zeros(0, dtype=np.intp)
         if not len(self.rows):
             return none, self.rows[:0]
@@ -104,8 +106,8 @@ class Validator:
         return found, rows[found]
 
     def rest(self) -> Array:
-        """Returns the manifest's rows that have matched no file: the files of these rows are gone
-        or were replaced."""
+        """Returns the manifest's rows that have matched no file, because their files are gone or
+        were replaced."""
         return self.rows[~self.matched]
 
 
@@ -137,9 +139,9 @@ class Scanner:
             Validator(i, keeper.take_rows(), keeper.sources, self.sources)
             for i, keeper in self.keepers.items()
         ]
-        # By tier, the manifest rows of copies from earlier sessions. Foreign copies belong to
-        # datasets that are not configured. Stale copies belong to files that are gone or were
-        # replaced. Which copies are stale is known only once everything is scanned.
+        # For each tier, the manifest's rows of copies from earlier sessions that are to be dropped.
+        # Foreign copies belong to datasets that are not configured. Stale copies belong to files
+        # that are gone or were replaced; they are known only after the complete scan.
         self.foreign = {v.tier_number: v.foreign for v in self.validators}
         self.stale: dict[int, Array] = {}
         self._is_in_a_hurry = False  # whether a plan or a command waits for requested listings
@@ -150,26 +152,26 @@ class Scanner:
         self._stuck: dict[int, int] = {}
         self._current: Source | None = None
         self._fit_at_s = math.inf  # when the catalog is shrunk, as a value of time.monotonic() [s]
-        # By directory: how often programs have opened a file in it that the catalog did not know.
+        # How often programs have opened files in each directory that were not in the catalog.
         self._opened: Counter[Path] = Counter()
-        # By directory: how many of its subdirectories were requested because programs read files in
-        # them.
+        # For each directory: the number of its subdirectories whose listing was requested because
+        # programs read files in them.
         self._asked: Counter[Path] = Counter()
         self._unlisted = UnlistedFiles(self.look, shared.ring)
-        # Files that were perhaps renamed after the scan had examined them
+        # Files that were perhaps renamed after the scan had examined them.
         self._doubtful = UnlistedFiles(self.look, shared.ring)
 
     @property
     def scanned(self) -> bool:
-        """Whether all requested listings are complete. Unless the scan is lazy, everything is
-        requested."""
+        """Whether all requested listings are complete. Unless the scan is lazy, the listings of all
+        directories are requested."""
         return all(source.scanned for source in self.sources)
 
     @property
     def is_settled(self) -> bool:
-        """Whether the scan has ended and no shrinking of the catalog is due. Until then, the
-        catalog may need more memory: for new entries, or for a second segment while the catalog is
-        being shrunk."""
+        """Whether the scan has ended and the catalog's memory has been reduced to what it needs
+        (`_fit`). Before that, the catalog may need more memory: for new entries, or for a second
+        segment to which `_fit` copies the entries."""
         return self.scanned and self._fit_at_s == math.inf
 
     @property
@@ -180,7 +182,7 @@ class Scanner:
     @property
     def met_by_engine(self) -> int:
         """A bit mask of the sources whose files the engine may add to the catalog on its own when
-        programs hand them over. The engine may do so on three conditions: the configuration
+        programs hand over the files' descriptors. Three conditions must be met: the configuration
         excludes none of the source's files; no tier can have copies from an earlier session; and
         shared memory has room for more entries."""
         if self.full or any(len(validator.rows) for validator in self.validators):
@@ -188,8 +190,8 @@ class Scanner:
         return sum(1 << source.number for source in self.sources if source.takes_all)
 
     def add(self, config: Config) -> Source:
-        """Adds a source that the daemon does not serve yet: the last source in the list of
-        `config`. Raises OSError if the source's root cannot be opened."""
+        """Adds a source while the daemon runs: the last source in the list of `config`. Raises
+        OSError if the source's root cannot be opened."""
         number, is_lazy = len(self.sources), config.scan == "lazy"
         source = Source(number, config.sources[number], None, is_lazy=is_lazy)
         self.config = config
@@ -223,17 +225,17 @@ class Scanner:
 
     def read_through(self, number: int, directory: str, *, is_deep: bool) -> None:
         """Requests the listing of a directory in which programs read the files one after the other.
-        With `is_deep`, requests the listings of all its subdirectories too. A lazy scan ignores
-        requests with `is_deep`. It lists all subdirectories of a directory only after programs have
-        read NAMES subdirectories of this directory (`ask_for`)."""
+        With `is_deep`, requests the listings of all its subdirectories too. With `scan: lazy`, a
+        call with `is_deep` does nothing, because `ask_for` itself requests all subdirectories of a
+        directory when programs have read NAMES of them."""
         if not is_deep or self.config.scan == "full":
             self.ask_for(number, directory, is_deep=is_deep)
 
     @property
     def finds_copies(self) -> bool:
-        """Whether the scan is likely to find more copies of earlier sessions. If so, it need not be
-        slowed down: an adopted copy saves a read of the source, and a copy can be adopted only once
-        the scan has found its file."""
+        """Whether the scan is likely to find more files that have copies of earlier sessions. If
+        so, the scan should not be slowed down. Each such copy saves a read of the source, but can
+        be used only after the scan has found its file."""
         left = any(validator.left for validator in self.validators)
         return left and self._compared <= 2 * self._matched + MISSES
 
@@ -252,9 +254,9 @@ class Scanner:
             self.ask_for(source.number, "", is_deep=True, is_read=False)
 
     def has_unmet(self, tier_number: int) -> bool:
-        """Whether a tier may have copies of earlier sessions that are not processed yet: copies of
-        files that no scan has reached, of datasets that are not configured (`take_foreign`), or of
-        files that are gone or were replaced (`take_stale`)."""
+        """Whether a tier may have copies of earlier sessions that are not processed yet. These may
+        be copies of files that no scan has reached, of datasets that are not configured
+        (`take_foreign`), or of files that are gone or were replaced (`take_stale`)."""
         left = self.foreign.get(tier_number, ()), self.stale.get(tier_number, ())
         return not self.is_whole or any(map(len, left))
 
@@ -264,9 +266,10 @@ class Scanner:
         return sum(source.found for source in self.sources)
 
     def allow(self, wanted: int, more_others: int) -> None:
-        """Sets how many names the scan may examine, as `Walk.allow` does. Sources are scanned one
-        after the other. If programs read a source that still waits for its scan, but do not read
-        the source that is being scanned, no limit applies, so that the present scan ends soon."""
+        """Sets how many names the scan may examine, with the arguments of `Walk.allow`. There is an
+        exception, because sources are scanned one after the other. If programs read a source that
+        still waits for its scan, but do not read the source that is being scanned, the present scan
+        gets no limit, so that it ends soon."""
         current = self._current
         is_in_the_way = (
             current is not None
@@ -278,8 +281,9 @@ class Scanner:
             current.scan.allow(*self._allowed)
 
     def note_met(self) -> None:
-        """Counts one open of each file that the engine has added to the catalog since the last
-        iteration. If the engine has added more than LOOKS files, only a sample is counted."""
+        """Counts, for each directory, the files that the engine has added to the catalog since the
+        last iteration; each of them has been opened by a program. If there are more than LOOKS
+        files, only a sample is counted."""
         met = range(self._known, len(self.shared.catalog))
         self._known = met.stop
         # Opens are counted to choose which directories are listed first. Once all directories are
@@ -292,14 +296,14 @@ class Scanner:
     # --- the scan -----------------------------------------------------------------------------
 
     def take_foreign(self) -> dict[int, Array]:
-        """Returns, by tier, the manifest rows of foreign copies, (n,): copies that belong to
-        datasets that are not configured. Forgets these rows."""
+        """Returns and forgets the manifest's rows of foreign copies, (n,), for each tier number.
+        Foreign copies belong to datasets that are not configured."""
         foreign, self.foreign = self.foreign, {}
         return foreign
 
     def take_stale(self) -> dict[int, Array]:
-        """Returns the manifest rows of stale copies, (n,), by tier. The file of a stale copy is
-        gone or was replaced. Forgets these rows."""
+        """Returns and forgets the manifest's rows of stale copies, (n,), for each tier number. The
+        file of a stale copy is gone or was replaced."""
         stale, self.stale = self.stale, {}
         return stale
 
@@ -330,8 +334,9 @@ class Scanner:
         if time.monotonic() >= self._fit_at_s:
             self._fit()
         meets_all = self._current is not None and self._current.becomes_whole
-        # With `on_demand`, clients must report the files that they open, because the daemon fills
-        # no other files.
+        # `scan_meets_all` tells clients that they need not report opened files that the scan has
+        # not found yet. With `on_demand`, clients must report them, because the daemon fills only
+        # files that clients have opened.
         needs_messages = self.config.prefetch == "on_demand"
         self.shared.control.scan_meets_all = meets_all and not needs_messages
 
@@ -369,10 +374,11 @@ class Scanner:
 
     def _insert(self, source: Source, entries: Array, pool: Any, renames: int) -> None:
         """Adds new files to the catalog, and finds the copies of these files that earlier sessions
-        have made. Files that the configuration excludes get the state BYPASS. So do files whose
-        paths may be wrong, because a directory was renamed after they were examined; these files
-        are looked up again.
+        have made. Files that the configuration excludes get the state BYPASS. If a directory was
+        renamed after the files were examined, their paths may be wrong. In this case, they get the
+        state BYPASS too, and are looked up again.
 
+        pool : the C array that contains the paths of the files
         renames : how many directories had been renamed before the files were examined
         """
         catalog = self.shared.catalog
@@ -406,8 +412,8 @@ class Scanner:
         self._validate(new[catalog.states(new) == State.ABSENT])
 
     def _take_doubtful(self) -> None:
-        """Processes the files that were looked up again. Each file that is still at its path gets
-        the state ABSENT."""
+        """Processes the files that were looked up again. Each file that was found at its path again
+        gets the state ABSENT."""
         catalog = self.shared.catalog
         for path, (_, found, _, renames) in self._doubtful.take_answers():
             entry = self.find(*path)
@@ -434,9 +440,9 @@ class Scanner:
     # --- single files ------------------------------------------------------------------------
 
     def take_hints(self) -> Ids:
-        """Processes the files that clients have opened before the catalog knew them. Requests a
-        lookup at the source for each of these files that is worth a copy. Returns the entries of
-        the files that the catalog knows by now; these files are to be filled."""
+        """Processes the files that clients have opened and that were not in the catalog at that
+        time. Has each file that is worth a copy looked up at the source. Returns the entries of
+        those files that are in the catalog by now, so that they can be filled."""
         self.note_met()
         told = self.shared.scan_hints(self._stuck)
         for number, opened in told:
@@ -456,8 +462,8 @@ class Scanner:
         return self.shared.catalog.find(number, path) if number < len(self.sources) else -1
 
     def look(self, number: int, path: str) -> Seen | None:
-        """Examines one file at the source; returns None if there is no file at the path. The call
-        may take a long time. It does not use the catalog, so any thread may make the call."""
+        """Examines one file at the source. Returns None if there is no file at the path. May take a
+        long time. Any thread may call this method, because it does not use the catalog."""
         if number >= len(self.sources) or not path or path.startswith("/"):
             return None
         renames = int(self.shared.clients.renames)
@@ -486,8 +492,11 @@ class Scanner:
         return known if len(self.shared.catalog) > known else -1
 
     def meet_read(self, source: Source, entries: Array, pool: Any, renames: int) -> Ids:
-        """Processes files that programs have read; their paths lie in `pool`. Adds files that are
-        not in the catalog yet, as `_insert` does. Returns the numbers of the files' entries."""
+        """Processes files that programs have read. Adds those that are not in the catalog yet, in
+        the same way as `_insert`. Returns the entries of all these files.
+
+        pool : the C array that contains the paths of the files
+        """
         paths = [os.fsdecode(ffi.string(pool + int(offset))) for offset in entries["path"].tolist()]
         for path in paths:
             self._note_opened(source.number, os.path.dirname(path))
@@ -496,14 +505,18 @@ class Scanner:
         return np.array([entry for entry in found if entry >= 0], dtype=np.uint64)
 
     def _note_opened(self, number: int, directory: str, files: int = 1) -> None:
-        """Adds `files` to the directory's count of opens of files that were not in the catalog. The
-        directory is listed once its count has reached NAMES."""
+        """Counts files of a directory that programs have opened before the files were in the
+        catalog. Requests the directory's listing when there have been NAMES such files.
+
+        files : how many more such files there are
+        """
         if not self.is_whole and self._reaches_names(self._opened, (number, directory), files):
             self.ask_for(number, directory, is_deep=False)
 
     @staticmethod
     def _reaches_names(counted: Counter[Path], place: Path, more: int = 1) -> bool:
-        """Adds `more` to a directory's count. Returns whether the count thereby reaches NAMES."""
+        """Adds `more` to a directory's count. Returns whether the count was below NAMES before, and
+        is not below NAMES now."""
         if len(counted) == MOST_COUNTED:
             counted.clear()
         counted[place] += more

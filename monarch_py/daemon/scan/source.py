@@ -17,7 +17,7 @@ from monarch_py.scan.walk import Batch, Walk
 log = logging.getLogger("monarch.scanner")
 
 # A `Source` remembers the last WANTS directories whose listing was requested because programs read
-# in them (`is_read` in `Source.ask_for`). The number is the same as WANTS in csrc/scan/scan.h.
+# their files (`is_read` in `Source.ask_for`). WANTS in csrc/scan/scan.h has the same value.
 WANTS = 16
 
 
@@ -34,9 +34,13 @@ class Parts:
         return len(self._left)
 
     def add(self, directory: str, *, is_deep: bool) -> bool:
-        """Adds a directory to those that are to be listed. Returns False, and adds nothing, if an
-        earlier call has added the directory in the same way, or has added the directory or one
-        above it with all subdirectories."""
+        """Adds a directory to those that are to be listed.
+
+        is_deep : whether all its subdirectories are to be listed too
+
+        Returns False, and adds nothing, if an earlier call has requested the listing already: by
+        the same arguments, or by adding the directory or one above it with `is_deep`.
+        """
         if self._covers(directory) or (not is_deep and directory in self._flat):
             return False
         (self._deep if is_deep else self._flat).add(directory)
@@ -50,9 +54,9 @@ class Parts:
         return directory in self._deep
 
     def take(self) -> tuple[list[str], bool]:
-        """Returns the directories that one walk can list next, and whether the walk includes their
-        subdirectories. The directories are in the order in which they were added. Removes them from
-        the directories that are to be listed."""
+        """Returns the directories that the next walk lists, in the order in which they were added,
+        and whether the walk includes their subdirectories. Removes these directories from those
+        that are to be listed."""
         is_deep = self._left[0][1]
         taken = [directory for directory, deep in self._left if deep == is_deep]
         if is_deep:
@@ -65,9 +69,10 @@ class Parts:
 
 
 class Source:
-    """One source: its root's descriptor, its filter, its scan.
+    """One source: the file descriptor of its root directory, its filter of files, and its scan.
 
-    recorded : the scan that another node has made; None if this node scans the source itself
+    recorded : the result of the scan that one node has made for all nodes; None if this node scans
+        the source itself
     is_lazy : whether directories are listed only on request
     """
 
@@ -113,7 +118,7 @@ class Source:
         this listing was requested before; the directory is then not listed again.
 
         is_deep : whether all its subdirectories are listed too
-        is_read : whether programs read the directory; it is then listed before others
+        is_read : whether programs read files in the directory; it is then listed before others
         """
         if is_read:
             self._read.append((directory, is_deep))
@@ -125,10 +130,10 @@ class Source:
         self, config: Config, doorbell: Any, known: tuple[Any, Any, int], allowed: tuple[int, int]
     ) -> bool:
         """Starts listing the requested directories. If the root cannot be opened, logs this and
-        returns False; files of this source that are not in the catalog then get no copies."""
+        returns False. Files of this source that are not in the catalog then get no copies."""
         directories, is_deep = self._parts.take()
         self.becomes_whole = is_deep and "" in directories
-        # The record is used only once, and is large, so its memory is freed soon.
+        # The record is large and is used only once, so its reference is dropped here.
         recorded, self._recorded = self._recorded, None
         try:
             if recorded is not None:

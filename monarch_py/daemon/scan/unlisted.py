@@ -16,21 +16,22 @@ Path = tuple[int, str]
 
 # At most this many files are looked up at the source at the same time.
 THREADS = 4
-# At most this many files wait to be looked up. Further files are forgotten: the scan will find
-# them, or their next opens report them again.
+# At most this many files wait to be looked up. Further files are ignored: the scan will find them,
+# or programs will open them again.
 WAITING = 1024
 # If a running scan has not found a file within this time [s], the file is looked up at the source.
 SCAN_S = 0.1
 # If at most this many files wait to be looked up at the source, each call of `take_met` searches
-# the catalog for all of them. If more files wait, it searches only for the files that are due.
+# the catalog for all of them. If more files wait, it searches only for those that have waited long
+# enough to be looked up now.
 FEW = 32
 
 
 class UnlistedFiles(Generic[Seen]):
     """Looks up single files at the source. Separate threads do this, because the source may be
-    slow, and the loop must never wait for it.
+    slow, and the daemon's loop must never wait for it.
 
-    look : a function that looks up one file at the source; it returns None if there is no file that
+    look : a function that looks up one file at the source. It returns None if there is no file that
         belongs in the catalog
     ring : a function that wakes the daemon's loop. The threads call it when an answer is available,
         but not after `close`
@@ -60,8 +61,11 @@ class UnlistedFiles(Generic[Seen]):
         return added
 
     def take_met(self, find: Callable[[int, str], int], *, is_scanned: bool) -> list[int]:
-        """Stops waiting for the files that the catalog contains by now, because the scan has found
-        them. Returns the files' entries."""
+        """Removes the files that the scan has added to the catalog meanwhile, because they need not
+        be looked up any more. Returns the files' entries.
+
+        find : a function that returns a file's entry, or -1 if the file is not in the catalog
+        """
         looked = self._since if len(self._since) <= FEW else self._due(is_scanned=is_scanned)
         met = {path: entry for path in looked if (entry := find(*path)) >= 0}
         for path in met:
@@ -69,7 +73,7 @@ class UnlistedFiles(Generic[Seen]):
         return list(met.values())
 
     def ask(self, *, is_scanned: bool, most: int = THREADS) -> None:
-        """Hands the files that have waited long enough to the threads that look them up. The
+        """Passes the files that have waited long enough to the threads that look them up. The
         threads have at most `most` files at a time."""
         for path in self._due(is_scanned=is_scanned)[: max(0, most - len(self._asked))]:
             del self._since[path]
@@ -97,7 +101,7 @@ class UnlistedFiles(Generic[Seen]):
         while self._threads < min(THREADS, len(self._asked)):
             try:
                 threading.Thread(target=self._work, name="unmet", daemon=True).start()
-            # No thread can be started. The threads that were started before do the work; if there
+            # No thread can be started. The threads that were started earlier do the work. If there
             # are none, the next call tries again.
             except RuntimeError:
                 return
