@@ -1,7 +1,7 @@
 """Numpy arrays that C and Python share: their types, the layouts of C structs, and C pointers.
 
-The layouts come from the compiled headers: this module defines no offset and no size. The module is
-separate from `native`, so that a command that needs no array can start without numpy.
+The layouts come from the compiled headers, so this module contains no offsets and sizes. It is
+separate from `native`, so that commands which need no arrays start without numpy.
 """
 
 from typing import Any
@@ -22,8 +22,8 @@ Uints = npt.NDArray[np.uint64]
 Ids = Uints
 NO_IDS: Ids = np.zeros(0, dtype=np.uint64)
 
-# C_TYPES: numpy dtype -> name of the same type in C. `struct_dtype` adds an item for each C struct.
-# `pointer` looks up the type of its array here.
+# C_TYPES: numpy dtype -> name of the same type in C. `struct_dtype` adds the C structs. `pointer`
+# looks up the dtype of its array here.
 INTEGERS = ("int8", "uint8", "uint16", "uint32", "uint64", "int32", "int64")
 C_TYPES: dict[np.dtype[Any], str] = {np.dtype(name): f"{name}_t" for name in INTEGERS}
 C_TYPES[np.dtype(np.float64)] = "double"
@@ -57,8 +57,8 @@ def pointer(array: Array, dtype: npt.DTypeLike | None = None) -> Any:
     """Returns a C pointer to the elements of an array.
 
     dtype : the type of element that C expects. If the array has another dtype or is not contiguous,
-        the function makes a converted copy, and returns a pointer to this copy. If `dtype` is None,
-        the array must be contiguous
+        the result points to a converted copy. None to use the array's own dtype; then the array
+        must be contiguous
     """
     if dtype is not None:
         array = np.ascontiguousarray(array, dtype)

@@ -1,6 +1,6 @@
 """The errors that end a command with one sentence instead of a traceback.
 
-Each class stands for one kind of cause. The number after a class is the command's exit status::
+Each class is for one kind of cause. The number after a class is the command's exit status::
 
     MonarchError            1   something went wrong; the message says what
     ├── ConfigError         2   the configuration cannot work
@@ -49,7 +49,8 @@ class TierError(MonarchError):
 
 
 class PolicyError(MonarchError):
-    """A policy cannot work on this job, because the paper that describes the policy excludes jobs
-    of this kind. The message says what the job lacks."""
+    """A policy (the rules by which nodes keep and load samples) cannot work on this job, because
+    the paper that describes the policy excludes jobs of this kind. The message says what the job
+    lacks."""
 
     exit_status: ClassVar[int] = 5

@@ -5,8 +5,8 @@ from contextlib import suppress
 from pathlib import Path
 
 _RAM_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
-# File systems in which the kernel presents its own state. No file can be made there, even if
-# access(2) says that root may write.
+# File systems in which the kernel presents its own state. No file can be created there, even if
+# access(2) reports that root may write.
 _KERNEL_FILE_SYSTEMS = frozenset(
     {"bpf", "cgroup", "cgroup2", "debugfs", "devpts", "mqueue", "proc", "securityfs", "sysfs"}
 )
@@ -31,7 +31,7 @@ def capacity_bytes(directory: Path) -> int | None:
     """Returns the size [bytes] of the file system of `directory`; None if the size is not
     limited."""
     status = os.statvfs(directory)
-    # ramfs, and tmpfs with size=0, report no blocks at all.
+    # ramfs, and tmpfs with size=0, report 0 blocks, because their size is not limited.
     return status.f_blocks * status.f_frsize or None
 
 
@@ -41,8 +41,8 @@ def block_bytes(directory: Path) -> int:
 
 
 def is_writable(directory: Path) -> bool:
-    """Whether permissions and mount options let this user create files in `directory`; free space
-    is not checked."""
+    """Whether permissions and mount options allow this user to create files in `directory`. Free
+    space is not checked."""
     return os.access(directory, os.R_OK | os.W_OK | os.X_OK, effective_ids=True)
 
 
@@ -67,11 +67,10 @@ def _mount(directory: Path) -> tuple[str, frozenset[str]]:
     """The type and the mount options of the file system that holds `directory`; both are empty if
     the file system is not known.
 
-    Python has no statfs(2), so this function searches the kernel's table of mounts for the device
-    number.
-    The table includes bind mounts, but lacks the device numbers of btrfs subvolumes. For a
-    directory in such a subvolume, both results are empty. The callers then conclude that the
-    directory is not in memory, which is correct.
+    Python has no statfs(2), so this function searches the kernel's table of mounts for the
+    directory's device number. The table includes bind mounts, but lacks the device numbers of btrfs
+    subvolumes. For a directory in such a subvolume, both results are empty. The callers then
+    conclude that the directory is not in memory, which is correct.
     """
     device = os.stat(directory).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"

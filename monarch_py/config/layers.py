@@ -24,7 +24,7 @@ from monarch_py.yaml_files.nodes import Document, KeyPath, Spot, load_document
 # The environment variables that name the user's configuration file, the site's configuration file,
 # and the datasets of a job.
 USER, SITE, SOURCES = "MONARCH_CONFIG", "MONARCH_SITE_CONFIG", "MONARCH_SOURCE"
-# The end of a hint about a file that the user cannot change.
+# The end of the hint in an error message about a file that the user cannot change.
 ASK = "or ask your site's administrator"
 # The path of the site's configuration file, relative to the installation, if SITE is not set.
 SITE_FILE = Path("etc/monarch/site.yaml")
@@ -37,7 +37,7 @@ class Layer:
 
     name : "site", "user", "environment" or "command line"
     given : the values, by the names of the fields in Config
-    top : the position of the root of the layer's document, for error messages
+    top : the root of the layer's document, for error messages
     """
 
     name: str
@@ -50,10 +50,10 @@ class Layers:
     """All layers of a configuration, the lowest first, and their merged values.
 
     given : the merged values, by the names of the fields in Config
-    top : the root of a merged document, for error messages. The merged document has no text, but
-        stores, for each key and each item of `given`, the position at which the value is written
-    file : the file that defines the tiers; the highest file if none defines them. The daemon's
-        session belongs to this file
+    top : the root of a merged document, for error messages. The merged document has no text. It
+        only stores where each key and each item of `given` is written
+    file : the file of the highest layer that defines tiers; if none does, the file of the highest
+        layer that is a file. This file identifies the daemon's session
     """
 
     layers: tuple[Layer, ...]
@@ -74,8 +74,8 @@ class Layers:
 
     @property
     def lack_sources(self) -> bool:
-        """Whether the site's file is the only layer, and names no dataset. (A site may leave the
-        choice of the datasets to its users.)"""
+        """Whether the site's file is the only layer, and names no dataset. This is valid, because a
+        site may let its users choose the datasets."""
         return "sources" not in self.given and all(each.name == "site" for each in self.layers)
 
     def of(self, spot: Spot) -> str:
@@ -118,7 +118,7 @@ def read_layers(path: Path, sources: Sequence[Path] = ()) -> Layers:
     """
     site, layers = site_file(), []
     for file in filter(None, (site, path)):
-        # If the file cannot be examined, reading it below raises an error that says why.
+        # If the file cannot be examined, the read below raises an error that names the reason.
         with suppress(OSError):
             if stat.S_ISFIFO(os.stat(file).st_mode):
                 raise ConfigError(
@@ -162,7 +162,7 @@ def _file_layer(name: str, path: Path, kind: str) -> Layer:
 
 def _sources_layer(name: str, where: str, paths: Sequence[str]) -> Layer:
     """Returns the layer for the datasets that an environment variable or a command-line option
-    names. The values of this layer have no line numbers."""
+    names. The positions of these values have no line numbers."""
     at = yaml.Mark(where, 0, -1, 0, None, 0)
     items = [yaml.ScalarNode("tag:yaml.org,2002:str", path, at, at) for path in paths]
     key = yaml.ScalarNode("tag:yaml.org,2002:str", "sources", at, at)
@@ -195,9 +195,8 @@ def _take_source_from_hierarchy(given: dict[str, Any], top: Spot) -> None:
 
 
 def _warn_of_block_size(tier: TierConfig, level: Spot) -> None:
-    """Warns if a level sets its own block size. The value is ignored, because the checksums need
-    one block size for all copies. In the original Monarch, each level could have a different block
-    size."""
+    """Warns if a level sets its own block size, as was possible in the original Monarch. The value
+    is ignored, because the checksums need one block size for all copies."""
     if tier.level_block_bytes:
         level.of("block_size").warn(
             "ignored: all copies are made in blocks of one size; write block_size at the top"
@@ -224,10 +223,10 @@ def _together(layers: Sequence[Layer]) -> Layers:
 def _lay_over(
     given: dict[str, Any], spots: dict[KeyPath, Spot], layer: Layer, name: str, attribute: str
 ) -> None:
-    """Sets the key `name` in `given` to the value from `layer`. This value replaces a value from
-    lower layers. If the value is an inner mapping, only the keys that `layer` has are replaced.
+    """Sets the key `name` in `given` to its value in `layer`, which replaces the value from lower
+    layers. In an inner mapping, only the keys that `layer` has are replaced.
 
-    spots : the position of each value in `given`; updated too
+    spots : the position of each value in `given`. This function updates it, as it does `given`
     attribute : the name of the field of Config that holds the key
     """
     value, below = layer.given[attribute], given.get(attribute)
@@ -254,12 +253,12 @@ def _as_described(
     spots: dict[KeyPath, Spot],
     ours: dict[KeyPath, Spot],
 ) -> tuple[SourceConfig, ...]:
-    """Returns the datasets that a layer names. A lower layer may describe one of these datasets. If
-    the layer itself sets only the path of this dataset, the lower layer's description is returned,
-    and the positions of the keys in this description are added to `ours`.
+    """Returns the datasets that a layer names. If the layer sets only the path of a dataset, and a
+    lower layer has an entry for this path, the entry of the lower layer is returned. Then the
+    positions of the keys in this entry are added to `ours`.
 
     named, ours : the datasets of the layer, and the positions of the layer's keys
-    below, spots : the datasets of the lower layers, and the positions of these layers' keys
+    below, spots : the datasets of the lower layers, and the positions of the lower layers' keys
     """
     known = {source.path: (number, source) for number, source in enumerate(below)}
     found = []
@@ -274,12 +273,13 @@ def _as_described(
 
 
 def no_configuration() -> ConfigError:
-    """The error to raise if neither a user nor the site has a configuration."""
+    """The error to raise if there is no configuration, either of the user or of the site."""
     return ConfigError("no configuration is named; give -c tiers.yaml or set MONARCH_CONFIG")
 
 
 def no_dataset(site: Path) -> ConfigError:
-    """The error to raise if neither the site's configuration nor the user names a dataset."""
+    """The error to raise if no dataset is named, either by the site's configuration or by the
+    user."""
     return ConfigError(
         f"no dataset is named, and {site} names none either; set MONARCH_SOURCE=/the/dataset, or"
         " give --source /the/dataset"

@@ -1,7 +1,7 @@
 """The limits of a site, which its users' configurations may not exceed.
 
-Only Monarch's own programs check these limits, so a user can evade them. A site that needs limits
-which no user can evade must use quotas of the file system and memory cgroups.
+Only Monarch's own programs check these limits, so a user can evade them. To enforce limits, a site
+must use quotas of the file system and memory cgroups.
 """
 
 import os
@@ -16,16 +16,16 @@ from monarch_py.yaml_files.nodes import Spot
 
 
 def within_limits(config: Config, top: Spot) -> Config:
-    """Checks the quotas, and then returns `lowered(config, top)`. Raises ConfigError if a sum of
-    quotas, or a value that a layer sets, exceeds its limit."""
+    """Checks the quotas, and then returns `lowered(config, top)`. Raises ConfigError if the sum of
+    some tiers' quotas exceeds its limit, or if a value that a layer sets does."""
     _check_quotas(config, top)
     return lowered(config, top)
 
 
 def lowered(config: Config, top: Spot) -> Config:
-    """Returns the configuration with values that are within the site's limits. A default that
-    exceeds its limit is lowered to the limit. Raises ConfigError if a value that a layer sets
-    exceeds its limit. Quotas are not checked."""
+    """Lowers each default that exceeds a limit of the site to this limit, and returns the new
+    configuration. Raises ConfigError if a value that a layer sets exceeds its limit. Does not check
+    quotas."""
     limits, asked = config.limits, config.source_limits
     at = top.of("source_limits")
     threads = _least(top, "shared_tpool_size", config.copy_threads, limits.copy_threads)
@@ -48,8 +48,8 @@ def _least(
     returns the limit. If a value that a layer sets exceeds the limit, raises ConfigError.
 
     at : the position of the mapping to which the key belongs
-    value : the key's value; None if the user sets no limit
-    most : the site's limit; None if the site has no limit for this key
+    value : the key's value; None for no limit
+    most : the site's limit for the key; None if there is none
     tell : a function that returns the text of a value, for the error message
     """
     if most is None or (value is not None and value <= most):
@@ -86,9 +86,9 @@ def _check_quotas(config: Config, top: Spot) -> None:
 
 
 def _shares(mount_point: Path, directory: Path) -> bool:
-    """Whether the limit for a directory applies to a tier. The limit applies to all tiers on the
-    directory's file system. It also applies to all tiers below the directory, even if they are on
-    another file system, such as a ZFS dataset."""
+    """Whether the quota limit of a directory applies to a tier. It applies to all tiers on the
+    directory's file system, and to all tiers below the directory. A tier below the directory may be
+    on another file system, such as a ZFS dataset."""
     if Path(os.path.realpath(mount_point)).is_relative_to(os.path.realpath(directory)):
         return True
     device = _device(directory)
@@ -98,5 +98,5 @@ def _shares(mount_point: Path, directory: Path) -> bool:
 def _device(directory: Path) -> int | None:
     try:
         return os.stat(directory).st_dev
-    except OSError:  # not on this node
+    except OSError:  # this node has no such directory
         return None

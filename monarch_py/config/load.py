@@ -32,12 +32,12 @@ from monarch_py.util.units import GIB, MIB, TIB, format_size
 from monarch_py.yaml_files.keys import missing
 from monarch_py.yaml_files.nodes import Spot
 
-# The hint for a missing dataset. It does not suggest creating the directory, because an empty
-# directory would hide that the file system is not mounted.
+# The hint for a missing dataset. The hint does not suggest creating the directory: an empty
+# directory would hide that the dataset's file system is not mounted.
 SOURCE_HINT = "correct the path; is the file system mounted here?"
 TIER_HINT = "create the directory or correct the path"
 
-# A directory that the configuration names, and the position of this name in the file.
+# A directory or pack that the configuration names, and where the configuration names it.
 _Place = tuple[Path, Spot]
 
 
@@ -47,9 +47,9 @@ def load_config(
     """Reads and checks a configuration. It consists of the file at `path`, which is the user's or
     the site's configuration file, and of the other layers (`layers.read_layers`).
 
-    with_sources : False for a caller that needs only the tiers. In this case no source is examined,
-        so the configuration need not name a source, and a source may be gone or hang. The real_path
-        of each source is then the same as its path
+    with_sources : False for a caller that needs only the tiers. Then no source is examined. So the
+        configuration may lack sources, a source may be missing, and its file system may hang. The
+        real_path of each source is its path
     sources : the datasets that the command line names
 
     Raises ConfigError if a file cannot be read or the configuration cannot work on this machine.
@@ -96,8 +96,8 @@ def load_config(
 
 
 def _check_complete(config: Config, top: Spot, *, with_sources: bool) -> list[_Place]:
-    """Checks that the configuration names sources and tiers, and not too many of either. Returns,
-    for each source, its path and the position at which the configuration names it."""
+    """Checks that the configuration names sources and tiers, but not too many. Returns the path of
+    each source, and where the configuration names it."""
     at = top.of("sources")
     if "hierarchy" not in top:
         raise missing(top, Config, "hierarchy")
@@ -134,8 +134,8 @@ def _check_packs(packs: Sequence[_Place]) -> None:
 
 
 def _refuse_hanging(places: Sequence[_Place]) -> None:
-    """Raises ConfigError if the file system of one of these directories hangs. Call this function
-    before this process accesses any of the directories."""
+    """Raises ConfigError if the file system of one of these paths hangs. Call this function before
+    this process accesses any of them."""
     spots = dict(places)
     for path in hanging(list(spots)):
         raise spots[path].error(
@@ -208,7 +208,7 @@ def _tier(tier: TierConfig, level: Spot, config: Config) -> TierConfig:
 
 def _staging(config: Config, top: Spot) -> TierConfig | None:
     """Checks and returns the staging area; None if the configuration has none. The staging area
-    counts toward the limit MAX_TIERS, because it is numbered like a tier, after the last tier."""
+    counts as a tier for the limit MAX_TIERS, because it gets the number after the last tier's."""
     area, spot = config.staging_area, top.of("staging")
     if area is None:
         return None
@@ -284,8 +284,7 @@ def _kind(tier: TierConfig, level: Spot) -> str:
             "is 'ssd', but the mount point is in memory; Monarch watches the memory limit only for"
             " type 'ram'"
         )
-    # This is only a warning, because copies in memory outlive the daemon and can serve the next
-    # job.
+    # This is not an error, because copies in memory outlive the daemon and can serve the next job.
     if tier.persistent and in_ram:
         level.of("persistent").warn(
             "copies in memory outlive the daemon, but not a restart of the node"
@@ -319,10 +318,10 @@ def _check_places(
     """Raises ConfigError in three cases: if a path is not a directory; if two tiers have the same
     directory; if a source overlaps with another source, a tier or the staging area. Two directories
     overlap if they are the same, or if one contains the other. The staging area may have the same
-    mount point as a tier, because each of the two has its own directory below the mount point.
+    mount point as a tier, because its copies are in a directory of their own.
 
-    Call this function before the other checks of a tier. Otherwise, if the user has named a source
-    as a tier, the other checks would advise the user to make the source writable.
+    Call this function before the other checks of a tier. Otherwise those would advise a user who
+    has named a source as a tier to make the source writable.
     """
     for path, spot in sources:
         _check_directory(path, spot, SOURCE_HINT)
@@ -360,7 +359,7 @@ def _refuse_inside(inner: _Place, outer: _Place, what: str, hint: str) -> None:
 
 def _where(spot: Spot, seen_from: Spot) -> str:
     """Returns the position `spot` as text, for a message about the position `seen_from`. If both
-    positions are in the same file, the text names only the line. Otherwise it also names the
+    positions are in the same file, the text names only the line. Otherwise the text also names the
     document."""
     is_same = spot.line and spot.document is seen_from.document
     return f"line {spot.line}" if is_same else str(replace(spot, key=""))

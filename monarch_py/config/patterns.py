@@ -1,10 +1,10 @@
-"""Selects files of a source: compares the files' paths with globs.
+"""Selects files of a source by comparing their paths with globs.
 
 The globs of one list are compiled into one regular expression, which is used for many paths. A
 plain translation would backtrack: matching `*a*a*a*b` with one long name would keep the scan busy
 for hours. Here each star, except the last, stops at the first match of the text that follows the
-star in the glob. Later matches need not be tried, because each of them leaves less of the name for
-the rest of the glob. If the rest fails after the first match, it fails after every later match too.
+star in the glob. Later matches need not be tried, because they leave less of the name for the rest
+of the glob: if the rest fails after the first match, it also fails after every later one.
 `fnmatch.translate` does the same for names without directories.
 """
 
@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-# Matches one step of a glob. The step `**/` includes its slash, because if `**/` stands for no
-# directory, the path has no slash there either.
+# Matches one step of a glob. `**/` is one step with its slash, because it may match no directory at
+# all, and then the path has no slash there.
 _STEP = re.compile(
     r"(?P<dirs>(?:\*\*/)+) | (?P<deep>\*\*+) | (?P<star>\*) | (?P<one>\?)"
     r" | \[(?P<negate>[!^]?)(?P<set>\][^\]]*|[^\]]+)\] | \\(?P<escaped>.) | (?P<plain>[^\\\[])",
@@ -30,9 +30,9 @@ class PathFilter:
     A path is selected if a glob of `include` matches it and no glob of `exclude` matches it. An
     empty `include` selects every path. A glob with a slash is compared with the complete relative
     path. A glob without a slash is compared with the base name. ``*`` and ``?`` do not match a
-    slash. ``**`` matches slashes too. ``**/`` stands for any number of directories, or for none.
-    ``[a-z]`` and ``[!a-z]`` stand for one character. A backslash makes the next character literal.
-    Names that begin with a dot are not special.
+    slash. ``**`` matches slashes too. ``**/`` matches any number of directories, or none. ``[a-z]``
+    and ``[!a-z]`` match one character. A backslash makes the next character literal. Names that
+    begin with a dot are not special.
 
     The constructor raises ValueError, with one sentence, for a glob that cannot be parsed or can
     never match.
@@ -65,7 +65,7 @@ def checked_glob(glob: str) -> str:
 
 
 def _compile(globs: Sequence[str]) -> re.Pattern[str] | None:
-    """One regular expression for all globs; None if there is no glob."""
+    """Returns one regular expression for all globs; None if there is no glob."""
     numbers = count()
     whole = "|".join(_expression(_parts(glob), numbers) for glob in globs)
     return re.compile(whole, re.DOTALL) if globs else None
@@ -104,9 +104,9 @@ def _block(block: list[tuple[str, str]], numbers: Iterator[int], *, is_last: boo
 
 
 def _earliest(text: str, numbers: Iterator[int]) -> str:
-    """Returns an atomic group of `text`: after the group's first match, the regular expression
-    tries no other match of the group. The group is written as a look-ahead, because Python before
-    3.11 lacks atomic groups."""
+    """Returns an atomic group of `text`: after the group's first match, no other match of the group
+    is tried. The group is written as a look-ahead, because Python before 3.11 has no atomic
+    groups."""
     name = f"g{next(numbers)}"
     return f"(?=(?P<{name}>{text}))(?P={name})"
 
@@ -123,7 +123,7 @@ def _parts(glob: str) -> Iterator[str]:
         if step is None:
             what = "an unclosed '['" if glob[at] == "[" else "a backslash at its end"
             raise ValueError(f"the pattern {glob!r} has {what}")
-        # In `a**/b` the `**` is a part of a name, so the slash after it is an ordinary slash.
+        # In `a**/b`, `**` is a part of a name, so the slash after it is an ordinary slash.
         if step["dirs"] and at > 0 and glob[at - 1] != "/":
             yield from (_DEEP, "/")
         else:

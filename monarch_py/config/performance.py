@@ -13,7 +13,7 @@ from monarch_py.yaml_files.values import Rate
 
 @dataclass(frozen=True, slots=True)
 class Performance:
-    """Rates of one node with all its threads together [bytes/s]; None for a rate that is not known.
+    """The rates of one node, with all its threads together [bytes/s]. An unknown rate is None.
 
     source : the rate at which the node reads the sources
     link : the rate of the node's link to other nodes
@@ -48,7 +48,7 @@ def load_performance(file: Path) -> Performance:
     """Returns the rates in a scenario. If the file is not a scenario, raises ConfigError, which
     names the file, the line and the key."""
     measured = read_as(*load_document(file, "calibration", "'pfs' and 'rates'"), _Measured)
-    # The rate of one client is computed from the measurement with the fewest clients, as their
+    # The rate of one client is taken from the measurement with the fewest clients. It is their
     # total rate divided by their number (NoPFS, section 4: t(g) / g).
     fewest = min(measured.pfs)
     return Performance(measured.pfs[fewest] / fewest, measured.rates.network)

@@ -1,8 +1,7 @@
 """The keys of a configuration, and the objects of a checked configuration.
 
-Each class serves two purposes. Its fields declare the keys of a mapping (see yaml_files/keys.py).
-Its objects are parts of a checked configuration. The objects are frozen, and the names of their
-fields include units.
+Each class has two purposes. Its fields declare the keys of a YAML mapping (see yaml_files/keys.py).
+Its objects are parts of a checked configuration. If a field has a unit, its name includes it.
 """
 
 import hashlib
@@ -38,8 +37,8 @@ from monarch_py.yaml_files.values import (
 DEFAULT_BLOCK_SIZE_BYTES = 4 * MIB
 MIN_BLOCK_SIZE_BYTES = 64 * KIB
 MAX_BLOCK_SIZE_BYTES = 1 * GIB
-# A block size is a multiple of PAGE_BYTES, so that each block of a copy can be mapped and written
-# back separately.
+# A block size must be a multiple of PAGE_BYTES, so that each block of a copy can be mapped and
+# written back separately.
 PAGE_BYTES = 4096
 
 MAX_SOURCES = 16
@@ -74,15 +73,15 @@ def _block_size(text: str) -> int:
 
 def _address(text: str) -> str:
     """Returns `text` if it is a numeric IP address; otherwise raises ValueError. Host names are
-    refused, because resolving a name may take arbitrarily long and may return any address."""
+    refused, because resolving one may take arbitrarily long and may return any address."""
     if "%" in text:
         raise ValueError(f"{text!r} contains an interface name, which only this node knows")
     ip_address(text)
     return text
 
 
-# The value 0 stands for the word `max`, which means the default block size. In the original
-# Monarch, `max` means that each file is a single block.
+# The word `max` is read as 0, which selects the default block size. In the original Monarch, `max`
+# means that each file is a single block.
 BlockSize = Annotated[
     int, words("size or `max`", SIZE_HINT, _block_size, schema=NUMBER, show=shown_size)
 ]
@@ -136,7 +135,7 @@ class SourceConfig(Keys):
 
     @classmethod
     def from_words(cls, words: Mapping[str, Any]) -> "SourceConfig":
-        """Returns the source that `words` describes. Reverses the method `words`."""
+        """Returns the source that a result of the method `words` describes."""
         paths = {name: Path(words[name]) for name in ("path", "real_path", "pack") if words[name]}
         lists = {name: tuple(words[name]) for name in ("include", "exclude")}
         return cls(**{**words, **paths, **lists})
@@ -310,7 +309,7 @@ class Config(Tuning):
     """
 
     GROUPS: ClassVar[Mapping[str, type[Keys]]] = {"tuning": Tuning}
-    # The mapping in which the original Monarch has its settings.
+    # The inner mapping in which the original Monarch has its settings.
     WRAPPERS: ClassVar[tuple[str, ...]] = ("data_plane",)
     IGNORED: ClassVar[Mapping[str, str]] = {
         "type": "there is one kind of data plane",
@@ -336,8 +335,8 @@ class Config(Tuning):
     # area itself when it needs one.
     staging: Annotated[TierConfig | None, DERIVED] = None
     block_size_bytes: Annotated[BlockSize, Key("block_size")] = DEFAULT_BLOCK_SIZE_BYTES
-    # The default is large, because many reads at the same time hide a source's latency. Threads are
-    # cheap, because a thread that waits for a source sleeps.
+    # The default is large, because many reads at the same time hide a source's latency. Many
+    # threads cost little, because a thread that waits for a source sleeps.
     copy_threads: Annotated[Threads, Key("shared_tpool_size")] = 64
     scan: Literal["full", "lazy"] = "full"
     scan_ops_per_s: Annotated[Operations | None, Key("scan_rate", "no limit")] = None
@@ -359,8 +358,8 @@ class Config(Tuning):
 
     @property
     def settings(self) -> str:
-        """A digest of all settings except the sources. A job is warned if its digest differs from
-        the digest of the daemon that it uses."""
+        """A digest of all settings except the sources. If a job's digest differs from that of the
+        daemon that it uses, the user is warned."""
         alike = replace(self, sources=(), files=(), warnings=())
         return hashlib.sha256(repr(alike).encode()).hexdigest()
 

@@ -15,14 +15,14 @@ from monarch_py.yaml_files.keys import Declared, Keys, all_declared, declared
 from monarch_py.yaml_files.nodes import KeyPath, Spot
 
 DEFAULT = "default"
-# Maps the name of each key that belongs in an inner mapping of a configuration, such as `tuning`,
-# to the name of that mapping.
+# For each key in an inner mapping of a configuration: the name of the key -> the name of the
+# mapping, such as `tuning`.
 GROUPS = {name: group for group, keys in Config.GROUPS.items() for name in declared(keys)}
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value, and the layer that it comes from.
+    """The value of a key, and the layer from which it comes.
 
     layer : "site", "user", "environment", "command line" or "default"
     place : the file and the line, the variable or the option; "" for a default
@@ -35,8 +35,8 @@ class Value:
 
 
 def values(layers: Layers) -> Iterator[Value]:
-    """Yields all values. Each value in an inner mapping or a list is yielded separately. A key of a
-    source or a tier is left out if no layer sets it."""
+    """Yields the values of all keys. Each value in an inner mapping or a list is yielded
+    separately. Keys of sources and tiers are yielded only if a layer sets them."""
     config = lowered(Config(**layers.given, file=layers.file), layers.top)
     for name, each in all_declared(Config).items():
         key = f"{GROUPS[name]}.{name}" if name in GROUPS else name
@@ -68,9 +68,9 @@ def _values(
 
 
 def _limit(layers: Layers, key_path: KeyPath, value: Any, each: Declared) -> Spot | None:
-    """If the default of a key was lowered to the site's limit, returns the position at which this
-    limit is written. Returns None if the value is the unchanged default. Call this function only
-    for keys that no layer sets."""
+    """Returns where the site's limit is written if the default of a key was lowered to this limit.
+    Returns None if the value is the unchanged default. Call this function only for keys that no
+    layer sets."""
     is_lowered = value != each.field.default and value not in (None, MISSING, (), {})
     return layers.top.document.spots.get(("limits", key_path[-1])) if is_lowered else None
 
@@ -105,8 +105,8 @@ def _size(n_bytes: int) -> str:
 
 
 def as_yaml(layer: Layer) -> str:
-    """Returns a layer as YAML text. All keys have their present names, even if the layer's file
-    uses older ones."""
+    """Returns a layer as YAML text. Keys have their present names, even if the layer's file uses
+    older names."""
     found: dict[str, Any] = {}
     for name, each in all_declared(Config).items():
         value = layer.given.get(each.field.name)

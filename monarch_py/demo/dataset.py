@@ -1,4 +1,5 @@
-"""Creates a small dataset for training. The same seed and size always produce the same bytes.
+"""Creates a small dataset for the demo's training. The same seed and size always give the same
+bytes.
 
 The dataset has images of ten classes in three layouts that are usual in training jobs, each in its
 own directory::
@@ -25,8 +26,8 @@ from monarch_py.util.units import MIB, format_size
 
 Bytes = NDArray[np.uint8]
 
-# The size of the smallest dataset [bytes]. In a smaller dataset, one of the three directories would
-# have fewer than four images.
+# The smallest allowed size of a dataset [bytes]. In a smaller one, a directory would have fewer
+# than four images.
 MIN_SIZE_BYTES = 2 * MIB
 
 N_CLASSES = 10
@@ -35,7 +36,7 @@ CELLS_SHAPE = (11, 12, 3)
 IMAGE_SHAPE = (CELL * CELLS_SHAPE[0], CELL * CELLS_SHAPE[1], CELLS_SHAPE[2])
 IMAGE_BYTES = IMAGE_SHAPE[0] * IMAGE_SHAPE[1] * IMAGE_SHAPE[2]
 
-# For each directory of the dataset: its share of the requested size.
+# The name of each directory of the dataset -> its share of the requested size.
 SHARES = {"shards": 0.40, "tree": 0.40, "npy": 0.20}
 IMAGES_PER_SHARD = 80
 IMAGES_PER_NPY = 40
@@ -90,8 +91,8 @@ def _images(
     for start in range(0, n, IMAGES_PER_STEP):
         step = min(IMAGES_PER_STEP, n - start)
         labels = random.integers(0, N_CLASSES, step, dtype=np.uint8)
-        # The noise in a cell is seven times as strong as the pattern, which covers 396 cells. So no
-        # single cell distinguishes the classes, but all cells together do.
+        # The noise in a cell is seven times as strong as the pattern, which covers 396 cells. So a
+        # single cell does not distinguish the classes. All cells together do.
         cells = 96 + 4 * patterns[labels] + 28 * random.normal(size=(step, *CELLS_SHAPE))
         coarse = np.clip(cells, 0, 191).astype(np.uint8)
         pixels = coarse.repeat(CELL, axis=1).repeat(CELL, axis=2)

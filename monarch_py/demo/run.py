@@ -1,4 +1,4 @@
-"""``monarch demo``: a small training run reads a slow source, first without Monarch, then with it.
+"""``monarch demo``: a small training reads a slow source, first without and then with Monarch.
 
 The same script trains twice for three epochs, with the same dataset and seed. The slow source
 (demo/slowsource.py), not Monarch, counts the operations and bytes.
@@ -28,8 +28,8 @@ from monarch_py.util.units import GIB, MIB, format_size
 EPOCHS = 3
 SEED = 0
 
-# The rate and the latencies of the slow source. They are those that one of many jobs gets from a
-# busy parallel file system.
+# The rate and the latencies of the slow source, as one of many jobs sees them on a busy parallel
+# file system.
 SOURCE_RATE = 60e6  # [bytes/s]
 SOURCE_LATENCY_S = {"open": 0.002, "getattr": 0.001, "read": 0.0003}
 
@@ -41,8 +41,8 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 # A Python program that runs the command `monarch` of this package. The program's first argument is
-# PACKAGE_PARENT. This path replaces sys.path[0], which is the working directory. Otherwise Python
-# would import a package of the same name from the working directory, for example from a checkout.
+# PACKAGE_PARENT. This path replaces sys.path[0], the working directory. Otherwise Python would
+# import `monarch_py` from the working directory if it contains one, for example in a checkout.
 RUN_MONARCH = (
     "import sys; sys.path[0] = sys.argv.pop(1); from monarch_py.__main__ import main; main()"
 )
@@ -56,8 +56,9 @@ END_LIMIT_S = 10.0
 class Epoch:
     """The cost and the results of one epoch.
 
-    n_operations, n_bytes : operations and bytes that reached the source; None if not counted
-    result : the numbers that must be the same without and with Monarch
+    n_operations, n_bytes : the operations and bytes that reached the source; None if they are not
+        counted
+    result : the numbers that must be equal without and with Monarch
     """
 
     seconds: float
@@ -67,13 +68,14 @@ class Epoch:
 
 
 def run_demo(console: Console, *, size_bytes: int, workdir: Path | None, keep: bool) -> int:
-    """Creates a dataset of `size_bytes`, trains twice and prints the comparison on `console`.
+    """Creates a dataset of `size_bytes`, trains once without and once with Monarch, and prints the
+    comparison on `console`.
 
     All files except the copies in memory are written below `workdir`, by default the directory for
     temporary files. The file system of `workdir` must have two and a half times `size_bytes` free.
     The files are removed afterwards, unless `keep` is set. Returns 0 if both training runs produced
-    the same numbers, and 1 otherwise; different numbers would be a bug in Monarch. Raises
-    MonarchError if a run fails, or if the size is too small or too large.
+    the same numbers. Returns 1 otherwise, which would be a bug in Monarch. Raises MonarchError if a
+    run fails, or if the size is too small or too large.
     """
     with _workdir(workdir, size_bytes, keep) as directory:
         if keep:
@@ -148,8 +150,8 @@ def _slow_source(console: Console) -> Path | None:
 def _train(
     directory: Path, path: Path, binary: Path | None, name: str, prefix: list[str]
 ) -> list[Epoch]:
-    """Runs the training script once, on a new mount of the slow source, so that the kernel has
-    cached none of the mount's files at the start. Returns the epochs of the run.
+    """Runs the training script once, and returns the epochs of the run. The slow source is mounted
+    anew, so that the kernel has cached none of its files at the start.
 
     path : the directory in which the training script finds the dataset
     name : the name of the run; the names of the run's files in `directory` contain it
@@ -198,8 +200,8 @@ def _run_in_lockstep(
                 if not line.startswith("end of epoch "):
                     continue
                 counts.append(source.counts() if source else {})
-                # If the training script has died, the write fails. The check of the exit status
-                # below then reports the script's death.
+                # If the training script has died, the write fails, and the check of the exit status
+                # below reports it.
                 with suppress(BrokenPipeError):
                     process.stdin.write("go on\n")
                     process.stdin.flush()
@@ -230,8 +232,8 @@ def _environment() -> dict[str, str]:
 def _epochs(records: list[dict[str, Any]], counts: list[dict[str, int]]) -> list[Epoch]:
     epochs = []
     for record, before, after in zip(records, counts[:-1], counts[1:], strict=True):
-        # Operations of the kind `release` are not counted, because the kernel may send them at any
-        # time, even in the next epoch.
+        # Do not count operations of the kind `release`, because the kernel may send them late, even
+        # in the next epoch.
         operations = [kind for kind in after if kind != "release" and "bytes" not in kind]
         gained = {kind: after[kind] - before[kind] for kind in after}
         epochs.append(
@@ -247,8 +249,8 @@ def _epochs(records: list[dict[str, Any]], counts: list[dict[str, int]]) -> list
 
 @contextmanager
 def _monarch(directory: Path, source: Path, dataset_bytes: int) -> Iterator[list[str]]:
-    """Creates tiers and a configuration. Yields a `monarch run` command line without the command to
-    run. The caller appends that command, which then runs under Monarch."""
+    """Creates tiers and a configuration. Yields the beginning of a `monarch run` command line. The
+    caller appends the command that is to run under Monarch."""
     with ExitStack() as stack:
         tiers = []
         if _has_room(SHARED_MEMORY, 2 * RAM_QUOTA_BYTES):

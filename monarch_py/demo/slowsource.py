@@ -24,8 +24,8 @@ from typing import IO
 from monarch_py.errors import MonarchError
 from monarch_py.util.processes import end
 
-# Every control file contains these two numbers: the text "SLOWSRC1" as a little-endian number, and
-# the version of the file's layout.
+# Every control file contains two numbers: the text "SLOWSRC1" as a little-endian number, and the
+# version of the file's layout. The program and this module share the file.
 CONTROL_MAGIC = 0x31435253574F4C53
 CONTROL_VERSION = 1
 
@@ -82,14 +82,14 @@ def why_unavailable(binary: Path | None = None) -> str | None:
 
 class SlowSource:
     """Mounts `backing` at `mountpoint` for the duration of the context. Operations are counted, and
-    can be delayed or made to fail. At first no operation is delayed, and none fails.
+    can be delayed or made to fail. Initially, no operation is delayed or fails.
 
     options : the mount's options, as benchmarks/slowsource.c defines them:
         keep_pages : the kernel keeps a file's cached pages across opens
         direct : the kernel caches no pages at all
         attr_timeout : how long the kernel caches names and attributes [s]
-        link : a file, which is created if it is missing. Sources with the same file share one
-            network link, like clients of one server. The rate must be set for each of these sources
+        link : a file, which is created if it is missing. Slow sources with the same file share one
+            rate limit, like clients behind one network link. The rate must be set for each of them
         flush : each close of a file descriptor waits for the source, and is counted as an fsync
 
     process : the process that serves the mount; None outside the context
@@ -142,8 +142,8 @@ class SlowSource:
         """Returns the counts since the start or the last `reset`: the number of operations by kind,
         and ``bytes_read`` and ``bytes_written`` [bytes].
 
-        Two things are not counted as operations: FUSE_FORGET messages, in which the kernel says
-        that it has forgotten a name, and requests that the kernel answers from its own caches.
+        Two things are not counted as operations: FUSE_FORGET messages, by which the kernel reports
+        that it has dropped an inode, and requests that the kernel answers from its own caches.
         """
         control = self._mapped()
         counts = {kind: control[f"count.{kind}"] for kind in control.kinds}
@@ -170,8 +170,8 @@ class SlowSource:
             if not directory.is_dir():
                 raise SlowSourceError(f"{directory} is not a directory; create it first")
         with tempfile.TemporaryDirectory(prefix="monarch-slowsource-") as scratch:
-            # As soon as the program runs and has opened both files, their names are not needed any
-            # more. At the end of the `with` block, the files are removed with their directory.
+            # The names of these two files are needed only until the program has opened them. The
+            # `with` block removes the files with their directory.
             control, log = Path(scratch, "control"), Path(scratch, "log")
             with log.open("w+b") as output:
                 try:
@@ -194,8 +194,8 @@ class SlowSource:
         try:
             self.process = subprocess.Popen(
                 [*paths, "-o", self._options],
-                # When this process ends, for whatever reason, the program reads end-of-file from
-                # this pipe, and ends too.
+                # When this process ends for any reason, the program reads end-of-file from this
+                # pipe, and ends too.
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -232,8 +232,8 @@ class SlowSource:
 
     def _end(self) -> None:
         process, self.process = self.process, None
-        # If this object's mount was never established, nothing may be unmounted, because an older
-        # mount may be at the mount point.
+        # Do not unmount if this object's mount was never established: the mount point may have an
+        # older mount.
         up = self._control is not None and self._control["ready"] != 0
         if self._control is not None:
             # End the delays and errors of the slow source. Otherwise unmounting would be slow, or
@@ -255,8 +255,8 @@ class SlowSource:
 
 
 class _Control:
-    """The control file, mapped into memory. Through it, this process sets rate and latencies, and
-    reads the counts. `control[name]` is the 8-byte word with this name.
+    """The control file, mapped into memory. Through this file, this process sets the rate and the
+    latencies, and reads the counts. `control[name]` is the 8-byte word with this name.
 
     offsets : the offset of each word [bytes], by the word's name, as `_layout` returns them
     """
@@ -299,7 +299,7 @@ def _layout(binary: Path) -> dict[str, int]:
 
 
 def _is_written(control: Path, offsets: dict[str, int]) -> bool:
-    """Whether the program has written the magic number, which it writes last."""
+    """Whether the program has written the magic number, the last word that it writes."""
     at = offsets["magic"]
     try:
         return control.read_bytes()[at : at + 8].strip(b"\0") != b""

@@ -9,11 +9,11 @@ of the training depend only on the dataset and the seed, not on the storage.
 The script writes ``{"epochs": [...]}`` to FILE. Each element of the list describes one epoch: its
 number (`epoch`), its duration (`seconds`), the mean `loss` [nat], the `accuracy`, the number of
 `samples`, and the `crc32` of all labels and pixels in the order in which they were read. The
-accuracy on a batch is measured before the step that trains on this batch.
+accuracy on each batch is measured before the training step with this batch.
 
-With --lockstep the script prints "end of epoch N" after each epoch. Then it waits until a line
-arrives on standard input, or until standard input ends. During this wait, the caller can read the
-counters of the source.
+With --lockstep the script prints "end of epoch N" after each epoch. Then it waits for a line on
+standard input, or for the end of standard input. Meanwhile, the caller can read the counters of the
+source.
 """
 
 import argparse
@@ -28,8 +28,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-# Use one thread. Several threads may add numbers in a different order in each run, which changes
-# the last digits of a sum. The variables must be set before numpy is imported.
+# Use one thread. Several threads would add numbers in a different order in each run, which changes
+# the last digits of sums. Set these variables before numpy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -83,9 +83,9 @@ def find_files(dataset: Path) -> list[Reader]:
 
 
 def features(image: Bytes) -> Floats:
-    """Returns the features of an image, (397,). There is a feature for each cell and colour: the
-    mean value of this colour in the cell, scaled to about -1 to 1. To save time, the mean is over
-    every fourth pixel of every fourth row of the cell. The last feature is 1, for the bias.
+    """Returns the features of an image, (397,). Each cell and colour has a feature: the mean of
+    this colour in the cell, scaled to about -1 to 1. To save time, the mean is taken over every
+    fourth pixel of every fourth row of the cell. The last feature is 1, for the bias.
 
     image : uint8 of the shape SHAPE
     """

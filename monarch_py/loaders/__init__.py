@@ -1,7 +1,7 @@
-"""Loaders for training programs whose code may be changed; docs/loaders.md helps to choose one.
+"""Loaders for users who can change their training program; docs/loaders.md helps to choose one.
 
-Programs import the names below. Importing this package imports neither torch nor h5py. The loaders
-import these two packages when they first need them.
+Programs import the names below. Importing this package does not import torch or h5py. A loader
+imports them when it first needs them.
 """
 
 from monarch_py.loaders.groups.loader import GroupLoader

@@ -1,5 +1,5 @@
-"""The index of a pack: where each file's content is in the tar, and which version of the tar was
-indexed.
+"""The index of a pack: where in the tar each file's content is, and which version of the tar it
+describes.
 
 The index lies next to the tar, as TAR.monarch.
 """
@@ -31,7 +31,7 @@ def index_path(pack: Path) -> Path:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackIndex:
-    """Lists those members of a tar that are files of the packed directory, in the tar's order.
+    """The members of a tar that are files of the packed directory, in the tar's order.
 
     pack_bytes, pack_mtime_ns : size and modification time of the indexed tar
     pool : uint8, the files' paths relative to the directory, separated by NULs
@@ -125,7 +125,7 @@ class PackIndex:
             )
         index = cls(text["pack_bytes"], text["pack_mtime_ns"], pool, *columns)
         ends, most = index.offsets + index.sizes, index.pack_bytes
-        for numbers in (index.offsets, index.sizes, ends):  # `ends` may have overflowed
+        for numbers in (index.offsets, index.sizes, ends):  # also detects an overflow in `ends`
             if ((numbers < 0) | (numbers > most)).any():
                 raise ValueError("a member lies outside the tar")
         if (index.offsets[1:] < ends[:-1]).any():

@@ -19,8 +19,8 @@ from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.packs.index import PackIndex
 
 # THREADS: the number of files that are read or examined in parallel. The number is large, because a
-# remote source has a high latency. AHEAD: the largest number of files that are in progress at once:
-# files that are queued to be read, are being read, or wait to be written to the tar.
+# remote source has a high latency. AHEAD: the largest number of files in progress, from the queue
+# for the threads until they are written to the tar.
 THREADS, AHEAD = 32, 64
 # Files up to this size [bytes] are read completely before they are written to the tar, so that a
 # file that changes during the read can be read again.
@@ -28,8 +28,8 @@ SMALL_BYTES = 1 << 20
 # The size of the buffer for reading and writing tars [bytes]. The headers of small members are
 # close together, so one read returns many headers.
 BUFFER_BYTES = 1 << 20
-# If a file changes twice within this time [s], its modification time may not show the second
-# change.
+# If a file changes twice within this time [s], its modification time may be the same after both
+# changes.
 TIME_STEP_S = 2.0
 SECOND_NS = 1_000_000_000
 RECORD_BYTES = tarfile.BLOCKSIZE
@@ -46,8 +46,8 @@ class Packed:
 
     index : the index that was written
     files : how many files of the directory, or members of an existing tar, were examined
-    changed : the names of the files that are not in the index, because they were changing, or
-        because the directory and the tar contain different versions of them
+    changed : the names of the files that are not in the index: they changed during the call, or the
+        directory and the tar contain different versions of them
     """
 
     index: PackIndex
@@ -111,8 +111,8 @@ def _each(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
 class _Read:
     """A file that was read.
 
-    content : the file's content; None for a large file, which is not read in advance, but in pieces
-        while it is written to the tar
+    content : the file's content; None for a large file, which is read later, in pieces, while it is
+        written to the tar
     is_whole : whether the file was the same before and after the read
     """
 
@@ -128,12 +128,12 @@ def _version(found: os.stat_result) -> tuple[int, ...]:
 
 def _young_s(found: os.stat_result) -> float:
     """Returns how long to wait [s] until every further change of the file is certain to alter its
-    modification time; 0 if no wait is needed. A change during the wait may leave the modification
-    time unchanged."""
+    modification time; 0 if no wait is needed. Until then, a change may leave the modification time
+    unchanged."""
     left_s = found.st_mtime_ns / SECOND_NS + TIME_STEP_S - time.time()
-    # A modification time slightly in the future comes from a file server whose clock is ahead. A
-    # time far in the future was set by a program. It needs no wait, because every later change of
-    # the file replaces it.
+    # A modification time slightly in the future comes from a file server with a clock that is
+    # ahead. A time far in the future was set by a program. It requires no wait, because every later
+    # change of the file replaces it by the present time.
     return left_s if 0 < left_s < 2 * TIME_STEP_S else 0.0
 
 
@@ -149,8 +149,8 @@ def _look(path: Path) -> os.stat_result:
 
 
 def _opened(path: Path, buffering: int = -1) -> BinaryIO:
-    """Opens a file for reading. If the path has become a FIFO, the call returns at once, and does
-    not wait for a writer of the FIFO."""
+    """Opens a file for reading. The call does not block even if the path has become a FIFO without
+    a writer."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     return os.fdopen(fd, "rb", buffering=buffering)
 
@@ -191,9 +191,9 @@ def _header(read: _Read, root: Path) -> tarfile.TarInfo:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads a file for tarfile, which writes the content to the tar at the same time. A read error
-    becomes a MonarchError that names the file, so that it is not taken for an error in writing the
-    tar."""
+    """The file object from which tarfile reads while it writes the content to the tar. A read error
+    becomes a MonarchError that names the file, so that it is not mistaken for an error of writing
+    the tar."""
 
     path: Path
     file: BinaryIO
@@ -220,8 +220,8 @@ def _write_large(tar: tarfile.TarFile, info: tarfile.TarInfo, path: Path, read: 
 
 
 def _closed(found: os.stat_result, group: int) -> int:
-    """Returns the permission bits that the tar must not have. With these bits, users who may not
-    read a packed file could read the file in the tar.
+    """Returns the permission bits that the tar must not have. Otherwise users without permission to
+    read a packed file could read its content in the tar.
 
     found : the attributes of the packed file;  group : the tar's group
     """
@@ -233,9 +233,9 @@ def _closed(found: os.stat_result, group: int) -> int:
 
 
 def _write(root: Path, stream: BinaryIO) -> tuple[list[Member], list[str]]:
-    """Writes all files below `root` into a tar. A user who may not read all of these files gets no
-    access to the tar. Returns the members, and the names of the files that are left out because
-    they were changing."""
+    """Writes all files below `root` into a tar. Only users who have permission to read all of these
+    files get access to the tar. Returns the members, and the names of the files that are left out
+    because they changed during the call."""
     members, changed = [], []
     own = os.fstat(stream.fileno())
     mode = stat.S_IMODE(own.st_mode)
@@ -255,7 +255,8 @@ def _write(root: Path, stream: BinaryIO) -> tuple[list[Member], list[str]]:
                     _write_large(tar, info, root / read.name, read)
                 else:
                     tar.addfile(info, BytesIO(read.content))
-                # In the tar, the file's content is padded with zeros to a multiple of 512 bytes.
+                # tar.offset is behind the file's content, which is padded with zeros to a multiple
+                # of 512 bytes.
                 end = tar.offset - -(-info.size // RECORD_BYTES) * RECORD_BYTES
                 members.append((read.name, end, info.size, found.st_mtime_ns))
                 mode &= ~_closed(found, own.st_gid)
@@ -266,7 +267,7 @@ def _write(root: Path, stream: BinaryIO) -> tuple[list[Member], list[str]]:
 
 def write_pack(root: Path, output: Path) -> Packed:
     """Writes the files and symbolic links below `root` into the tar `output`, and writes the tar's
-    index next to it. The tar is replaced completely or not at all, and so is the index.
+    index next to it. The tar is replaced completely or not at all. The same is true of the index.
 
     A small file that changes while it is packed is left out. Raises MonarchError if a large file
     changes while it is packed, or if a file cannot be read. Raises ConfigError if the output cannot
@@ -279,8 +280,8 @@ def write_pack(root: Path, output: Path) -> Packed:
         with open(unfinished, "wb", buffering=BUFFER_BYTES) as stream:
             members, changed = _write(root, stream)
             stream.flush()
-            # fsync() ensures that after a power failure no index exists without the content of its
-            # tar.
+            # Write the tar to the disk before its index is made, so that a power failure cannot
+            # leave an index of a tar that lost its content.
             os.fsync(stream.fileno())
         os.replace(unfinished, output)
         index = PackIndex.of(os.stat(output), members)
@@ -333,7 +334,7 @@ def _same(root: Path, member: tuple[tarfile.TarInfo, int | None]) -> Member | No
     if os.path.isabs(name) or name.startswith("../"):
         return None  # the member lies outside the directory
     if info.islnk() or info.issparse():
-        return None  # a link or a member with holes does not contain the complete content
+        return None  # a hard link or a sparse member does not contain the complete content
     try:
         found = _look(root / name)
     except OSError:

@@ -1,9 +1,9 @@
 """Reads a YAML mapping into a dataclass that declares its keys.
 
-Each field of a subclass of Keys declares a key. The field's type says how the value is parsed, and
-which bounds it has (`msgspec.Meta`). The field's default is used if the key is missing. A line
-``name : meaning`` in the docstring of the class describes the key. Errors, the JSON schema and the
-reference are generated from these declarations.
+Each field of a subclass of Keys declares a key. The field's type determines how the value is
+parsed, and its bounds (`msgspec.Meta`). The field's default is used if the key is missing. A line
+``name : meaning`` in the docstring of the class describes the key. Error messages, the JSON schema
+    and the reference in docs/ are generated from these declarations.
 """
 
 import re
@@ -37,13 +37,12 @@ K = TypeVar("K", bound="Keys")
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Properties of a key that the name, the type and the default of its field do not express.
+    """Properties of a key in addition to the name, the type and the default of its field.
 
     name : the key, if it differs from the field's name
     aliases : other names that a user may write for the key
     default : what the reference shows as the default, if this differs from the field's default
-    like : the name of another key. If the declared key is missing, it gets the value of the other
-        key
+    like : the name of another key, which gives this key its value if this key is missing
     alone : whether the user may write a single item in place of a list of one item
     """
 
@@ -62,10 +61,11 @@ _MEANING = re.compile(r"^(\w+) : (.+(?:\n .+)*)", re.MULTILINE)
 class Keys:
     """The base of dataclasses that declare keys.
 
-    GROUPS : name of an inner mapping -> the class that declares the mapping's keys. A class with
-        groups inherits from the classes of its groups, so it has a field for each of their keys
+    GROUPS : name of an inner mapping (a group) -> the class that declares the mapping's keys. A
+        class with groups inherits from these classes, so it has a field for each of their keys
     WRAPPERS : names of inner mappings. A key has the same effect inside such a mapping as outside
-    IGNORED : name of a key that has no effect -> the warning for a user who writes the key
+    IGNORED : name of a key that has no effect -> the reason, for the warning if a user writes the
+        key
     SCALAR : the key that is set if the user writes a scalar in place of the mapping; '' for none
     OPEN : whether unknown keys are ignored instead of rejected
     """
@@ -80,7 +80,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A key, and what its declaration says about it.
+    """A key and its properties, from the declaration of a field.
 
     name, meaning : the key's name and description
     field : the dataclass's field for the key;  key : the Key in the field's annotation
@@ -190,7 +190,7 @@ def named_paths(value: Any) -> Iterator[Path]:
 def missing(spot: Spot, keys: type[Keys], name: str) -> ConfigError:
     """Returns the error to raise for a key that the mapping at `spot` lacks."""
     # A key's description may end with ", see " and a link within the reference. The error message
-    # omits this end.
+    # omits the link.
     meaning = declared(keys)[name].meaning.partition(", see ")[0]
     return spot.of(name).error("is missing", f"add '{name}: ...' ({meaning})")
 
@@ -201,16 +201,16 @@ def _read_entries(
     """Reads the keys of the mapping at `node` into `given`.
 
     whole : the class of the whole mapping
-    place : the class whose keys are allowed at `node`. If `node` is a group of the mapping, this is
-        the class of the group, otherwise it is `whole`
+    place : the class of the keys that are allowed at `node`: the class of a group if `node` is a
+        group (an inner mapping), otherwise `whole`
     """
     known = declared(place)
     use = "one of the keys " + ", ".join((*known, *place.GROUPS))
     if not isinstance(node, yaml.MappingNode):
         raise spot.unfit(node, f"write 'key: value' with {use}")
     names = {alias: each.name for each in known.values() for alias in each.key.aliases}
-    # An ignored key may be written twice, once inside a wrapper and once outside. The two keys get
-    # different spots, so that the second key does not count as a duplicate.
+    # An ignored key may be written both inside a wrapper and outside. The two keys get different
+    # key paths, so that the second one is not reported as a duplicate.
     names |= {name: f"{spot.key}.{name}" for name in place.IGNORED if spot.key}
     for written, here, value in _entries(node, spot, names):
         name = str(here.key_path[-1])
@@ -306,9 +306,8 @@ def kind_of(annotation: Any, key: Key = DERIVED) -> Kind:
 
 
 def schema(keys: type[Keys]) -> dict[str, Any]:
-    """Returns the JSON schema of a mapping with these keys, for editors. The schema lacks the
-    bounds of sizes, and does not say which keys exclude each other. Both are checked only when the
-    file is read."""
+    """Returns the JSON schema of a mapping with these keys, for editors. The bounds of sizes, and
+    keys that exclude each other, are checked only when the file is read."""
     known = declared(keys).values()
     properties: dict[str, Any] = {name: schema(group) for name, group in keys.GROUPS.items()}
     properties |= {name: {"$ref": "#"} for name in keys.WRAPPERS}
@@ -352,8 +351,8 @@ def _list_of(annotation: Any, *, is_alone: bool) -> Kind:
 
 
 def _shown_item(keys: Sequence[Declared]) -> str:
-    """Returns an example of an item of a list, for a hint. The example has the item's first key and
-    all required keys."""
+    """Returns an example of a list item, for a hint. The example has the item's first key and all
+    required keys."""
     shown = [each for each in keys if each is keys[0] or each.default == "required"]
     lines = [f"{each.name}: {each.kind.example or '...'}" for each in shown]
     return " and ".join(f"'{'  ' if at else '- '}{line}'" for at, line in enumerate(lines))

@@ -9,16 +9,16 @@ from monarch_py.errors import ConfigError
 
 # PyYAML's message about a line that lacks ": ".
 NO_COLON = "could not find expected ':'"
-# The largest file that is read. A file that a user writes by hand is much smaller. The limit keeps
-# a large data file out of memory if the user names one by mistake.
+# The size of the largest file that is read. Files that users write by hand are much smaller. The
+# limit keeps a large data file out of memory if a user names one by mistake.
 MAX_FILE_BYTES = 1 << 20
 # A message shows at most this many characters of a key or a value. A value may be as long as a
 # file.
 MOST_SHOWN = 80
 
 
-# The path to a value in a document: for each level, the declared name of a key or the index of an
-# item.
+# The path from the root of a document to a value. Each step is the declared name of a key or the
+# index of a list item.
 KeyPath = tuple[str | int, ...]
 
 
@@ -40,7 +40,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A position in a document.
+    """The position of a value in a document.
 
     line : the line in the file; 0 if the document is not a file but, for example, an environment
         variable
@@ -131,7 +131,7 @@ def load_document(
             "remove it",
         ) from None
     except (ValueError, OverflowError):
-        # PyYAML does not check the number in an escape such as "\UFFFFFFFF", and chr() refuses it.
+        # PyYAML passes the number of an escape such as "\UFFFFFFFF" to chr(), which rejects it.
         raise Spot(document, 1).error(
             "not YAML (an escape names a character above U+10FFFF)",
             "correct the \\U escape",

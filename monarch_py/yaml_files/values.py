@@ -1,8 +1,8 @@
 """Kinds of single values: how to parse them, and how the reference and the JSON schema show them.
 
-A kind reads the text of a scalar and ignores the type that YAML gives the scalar. So a number may
-be written in quotes, as in configurations of the original Monarch. The kinds for numbers refuse
-`1:30` and `1_000`, although YAML would read them as numbers.
+A Kind reads the text of a scalar, whatever type YAML gives this scalar. So a number may be in
+quotes, as in configurations of the original Monarch. Numbers such as `1:30` and `1_000`, which YAML
+accepts, are refused.
 """
 
 import os
@@ -35,7 +35,7 @@ TEXT = {"type": "string"}
 NUMBER = {"type": ["string", "number"]}
 
 
-# `eq=False` makes a Kind hashable. The annotations in a union of types must be hashable.
+# `eq=False` makes a Kind hashable, which an annotation in a union of types must be.
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
     """A kind of value, such as a size or a path.
@@ -65,9 +65,9 @@ def words(
 ) -> Kind:
     """Returns a kind whose values `parse` reads from text.
 
-    To refuse a text, `parse` raises ValueError. The first argument of the error is the problem, for
-    the message. A second argument replaces `hint`. If the error has no arguments, the message only
-    says that the value cannot be this text.
+    To refuse a text, `parse` raises ValueError. The first argument of this error is the problem
+    that the message describes. An optional second argument replaces `hint`. Without arguments, the
+    message only says that the value cannot be this text.
     """
 
     def read(node: yaml.Node, spot: Spot) -> Any:
@@ -145,8 +145,8 @@ FLAG = words(
     "`true` or `false`",
     "write true or false",
     _flag,
-    # An editor takes a word such as `yes` for a boolean, but "yes" in quotes for a string. The
-    # schema accepts both.
+    # For an editor, a word such as `yes` is a boolean, but "yes" in quotes is a string. The schema
+    # accepts both.
     schema={"enum": [True, False, *FLAGS]},
     show=lambda value: f"`{str(value).lower()}`",
 )
@@ -181,15 +181,15 @@ def path(node: yaml.Node, spot: Spot) -> Path:
     """Reads an absolute path. Expands ~ and environment variables."""
     hint = "write an absolute path, beginning with '/', '~' or a variable such as $HOME"
     text = scalar(node, spot, hint)
-    # Expand the tilde first, as a shell does, so that a tilde in a variable's value stays literal.
+    # Expand the tilde before variables, as a shell does, so that a tilde in a variable's value
+    # stays literal.
     expanded = _VARIABLE.sub(lambda found: _value_of(found, spot), os.path.expanduser(text))
     if not os.path.isabs(expanded):
         if text[:1] not in "~$" and text == cut(text):
             here = os.path.abspath(os.path.join(os.path.dirname(spot.document.name), expanded))
             hint = f"write {here!r}, if you mean that"
         raise spot.error(f"{shown(text)} is not an absolute path", hint)
-    # Resolve `..` now, because paths are compared later by their prefixes, and these comparisons do
-    # not resolve it.
+    # Resolve `..` now, because later comparisons of path prefixes do not resolve it.
     return Path(os.path.realpath(expanded) if ".." in Path(expanded).parts else expanded)
 
 
@@ -237,8 +237,7 @@ Directory = Annotated[Path, directory("/the/dataset")]
 
 
 def _is_usable(text: str) -> bool:
-    """Whether the text can be a part of a path. If it cannot, system calls with this text fail in
-    unexpected ways."""
+    """Whether the text can be a part of a path: it can be encoded, and contains no NUL."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
@@ -253,7 +252,7 @@ def _value_of(found: re.Match[str], spot: Spot) -> str:
         raise spot.error(
             "has a '$' without a name after it", "write $NAME or ${NAME}, or $$ for a dollar sign"
         )
-    # An empty variable is treated as undefined, so that "/scratch/$JOB" never becomes "/scratch/".
+    # Treat an empty variable as undefined, so that "/scratch/$JOB" never becomes "/scratch/".
     value = os.environ.get(name) or (_account() if name == "USER" else "")
     if not value:
         raise spot.error(

@@ -462,10 +462,10 @@ def test_epochs_keep_their_order_on_another_number_of_nodes() -> None:
         ({"world_size": None}, "rank: rank and world_size belong together"),
         ({"rank": 9}, "rank: 9 is not one of 4 ranks"),
         ({"ranks_per_node": 3}, "ranks_per_node: 4 ranks are not a multiple of 3"),
-        ({"quota": ["1KiB"] * 3}, "quota: 3 were given for 2 nodes"),
+        ({"quota": ["1KiB"] * 3}, "quota: got 3 quotas for 2 nodes"),
         ({"quota": 1.5}, "quota: '1.5' is a fraction of a byte"),
         ({"quota": "much"}, "quota: .*much.*; give bytes, or a size"),
-        ({"holders": np.zeros(51, np.int32)}, "holders: 51 were given for 50 samples"),
+        ({"holders": np.zeros(51, np.int32)}, "holders: got 51 rows for 50 samples"),
         ({"files": [("a", 1)]}, r"files: \('a', 1\) is not a path"),
     ],
 )

@@ -2,9 +2,9 @@
 
 The method is that of Lee and others (2021), section III.
 
-A full shuffle of small samples needs a request for each sample. A group consists of many
-neighbouring samples, which are read together. Groups are read in random order, and the samples
-within a group are used in random order.
+With a full shuffle, each sample needs a read request of its own, which is slow for small samples. A
+group consists of many neighbouring samples, which are read together. Groups are read in random
+order, and the samples within a group are used in random order.
 """
 
 import math
@@ -32,7 +32,7 @@ from monarch_py.util.units import format_size
 
 @dataclass(frozen=True)
 class GroupTimes:
-    """The reads and waits of an epoch so far.
+    """How much an epoch has read so far, and how long its reads and waits took.
 
     groups, n_bytes : the number of groups that were read, and their total size [bytes]
     reading_s : how long the reads took in the reading process [s]
@@ -57,19 +57,19 @@ class GroupTimes:
         )
 
 
-# (run, slot, task): the task with the number `task` asks the reading process to read the samples of
-# the run into the slot.
+# A request that was sent to the reading process: (the run whose samples it reads, the slot that it
+# reads them into, the number of this task).
 Asked = tuple[Run, int, int]
 
 
 @dataclass(frozen=True, eq=False)
 class GroupsAhead:
-    """An epoch that an iteration will go through. The reading process may already be reading the
-    epoch's first groups.
+    """The groups that the next iteration will use. The reading process may read the first of these
+    groups before the iteration begins.
 
-    groups : all groups of the epoch
-    runs : the groups that have not been requested from the reading process yet
-    asked : the groups that were requested
+    groups : all groups of the iteration's epoch
+    runs : yields the groups that were not yet requested from the reading process
+    asked : the requests that were sent to the reading process, in order
     """
 
     epoch: int
@@ -93,23 +93,25 @@ class GroupLoader:
     of an epoch the process reads the first groups of the next epoch.
 
     Groups mix samples less than a full shuffle does. Lee and others found two conditions under
-    which the training is as good as with a full shuffle: it runs fewer epochs than a group has
-    samples, and the dataset is not sorted by class. The loader warns of too many epochs, and of a
-    dataset whose labels are sorted.
+    which the training is as good as with a full shuffle: the training runs fewer epochs than a
+    group has samples, and the dataset is not sorted by class. The loader warns if there are too
+    many epochs, or if `labels` show that the dataset is sorted.
 
-    All ranks take the same number of steps, and in each step their batches have the same size. To
-    make this possible, an epoch uses (-length) % world_size samples twice, and all other samples
-    once. With `drop_last`, an epoch uses no sample twice. Instead, it leaves out length %
-    world_size samples, and also each rank's last batch if that batch is not full.
+    All ranks take the same number of steps, and in each step their batches have the same size. So
+    the number of samples must be a multiple of `world_size`. If it is not, an epoch uses the few
+    missing samples twice: (-length) % world_size of them. With `drop_last`, an epoch instead leaves
+    out the length % world_size surplus samples. It also leaves out each rank's last batch if that
+    batch is not full.
 
-    dataset : has `sizes` and `read_into`, as RecordDataset and PackDataset do; `dataset[i]` must be
-        the bytes that `read_into` reads, unchanged
-    group : the number of samples in a group. 'auto' chooses a number with which a group has at
-        least 16 MiB and more than `epochs` samples. It chooses a smaller number if two groups would
-        exceed `memory`, or if there would be fewer groups than ranks
+    dataset : a dataset with `sizes` and `read_into`, such as a RecordDataset or a PackDataset.
+        `dataset[i]` must return exactly the bytes that `read_into` reads for sample i
+    group : the number of samples in a group. With 'auto', a group has at least 16 MiB and more than
+        `epochs` samples. Groups are smaller if two of them would exceed `memory`, or if there would
+        be fewer groups than ranks
     epochs : the number of epochs of the training. The loader warns if a group has too few samples
         for this number of epochs, and reads no groups ahead after the last epoch
-    labels : (samples,), the label of each sample; with labels, a batch is a pair (samples, labels)
+    labels : (samples,), the label of each sample. If labels are given, a batch is a pair (samples,
+        labels)
     rank, world_size : None to take them from torch.distributed
     memory : the most memory that the two buffers of a rank may use, in bytes or as a size such as
         "4GiB"
@@ -160,7 +162,7 @@ class GroupLoader:
         self._reader: GroupReader | None = None
         self._ahead: GroupsAhead | None = None
         self._epochs, self._iteration = epochs, 0
-        self._owner = 0  # the process that has started the reader
+        self._owner = 0  # the id of the process that has started the reader
         self._is_told = False  # whether the training has set an epoch
         self.times = GroupTimes()
         self._steps = self._schedule(0).steps
@@ -187,8 +189,8 @@ class GroupLoader:
     def state_dict(self, done: int | None = None) -> dict[str, Any]:
         """Returns the training's position for a checkpoint: a dict of less than 1 KB.
 
-        done : how many batches of the running epoch the training has taken; None stands for the
-            number of batches that the loader has handed out
+        done : how many batches of the current epoch the training has used; None for the number of
+            batches that the loader has yielded
         """
         given = max(self._given, self._begin) if done is None else done
         if not 0 <= given <= len(self):
@@ -196,10 +198,11 @@ class GroupLoader:
         return {**self._settings(), "epoch": self.epoch, "done": given}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues after the batches that the state counts as done. If the number of ranks, the
-        batch size, the group size or `drop_last` is not the same as in the state, the ranks receive
-        different batches. Then the training can continue only from the end of an epoch: a state
-        from the middle of an epoch raises ConfigError."""
+        """Continues after the last batch that the state counts as done. Raises ConfigError if the
+        state belongs to another seed or to a dataset of another length. The number of ranks, the
+        batch size, the group size and `drop_last` may differ from the state only if the state was
+        saved between two epochs. Otherwise ConfigError is raised, because the ranks' batches would
+        be different ones."""
         settings = self._settings()
         fixed = ("monarch_groups", "length", "seed")
         is_whole = state.get("done") in (0, state.get("steps"))
@@ -251,15 +254,15 @@ class GroupLoader:
         return self._batches(ahead, begin, self._iteration)
 
     def _expected(self, epoch: int, begin: int = 0) -> GroupsAhead:
-        """Returns the part of an epoch from the step `begin` on. In the returned object, none of
-        the groups counts as requested from the reading process."""
+        """Returns the groups of an epoch from the step `begin` on. None of them is requested from
+        the reading process yet."""
         groups = RankGroups.of(self._schedule(epoch), self.ranks.rank, self.group)
         at = int(groups.ends[begin - 1]) if begin else 0
         return GroupsAhead(epoch, groups, groups.runs(at), [])
 
     def read_ahead(self, reader: GroupReader, slot: int) -> None:
         """Asks the reader to read one more group of the next epoch into a free slot. Does nothing
-        if there is no such group."""
+        if all groups of the next epoch were requested, or if the present epoch is the last one."""
         epoch = self.epoch + 1 if self._is_told else self.epoch
         if (epoch if self._is_told else self._iteration) >= self._epochs:
             return
@@ -280,7 +283,7 @@ class GroupLoader:
         if self._reader is None:
             self._reader = GroupReader(self.dataset, self._slot_bytes, self._start_method)
             self._owner = os.getpid()
-            if ahead.asked:  # these groups were requested from a reader that is closed now
+            if ahead.asked:  # the reader that received these requests is closed
                 ahead = self._expected(ahead.epoch, begin)
         groups = _Groups(self, self._reader, ahead)
         for step in range(begin, len(epoch.ends)):

@@ -25,20 +25,20 @@ from monarch_py.loaders.memory.ring import Bytes, Ring
 from monarch_py.util.processes import PROC, Identity
 
 # While the training waits for a group, it checks at this interval [s] that the reading process
-# runs. The reading process checks at the same interval that the training runs.
+# still runs. The reading process checks at the same interval that the training still runs.
 LOOK_S = 0.25
 # If this many consecutive checks find the reading process stopped (SIGSTOP), the training raises an
-# error. Checks are counted instead of seconds, because the complete job may be stopped and
-# continued. During the stop, the clock goes on, but the training makes no checks.
+# error. Checks are counted instead of seconds, because a user may stop the complete job and
+# continue it later. While the job is stopped, the clock goes on, but the training makes no checks.
 STOPPED_LOOKS = 10
-# How long [s] the training waits for the end of the reading process, which may have to finish a
-# read first. After this time, the training kills the process.
+# How long [s] the training waits for the reading process to end. The process may first have to
+# finish a read. After this time, the training kills it.
 END_S = 1.0
 
 
 @dataclass(frozen=True)
 class Task:
-    """Samples to be read into a slot.
+    """A request to the reading process to read samples into a slot.
 
     some : the samples' numbers in rising order; None for the samples `low` to `high` - 1
     """
@@ -100,9 +100,8 @@ class GroupReader:
         finally:
             theirs.close()
         self._tasks = 0
-        # The callback must not refer to this object. Otherwise the object would not be collected
-        # when nothing else refers to it, and the reading process would run until the interpreter
-        # ends.
+        # The callback must not refer to this object. Otherwise the object would never be
+        # garbage-collected, and the reading process would run until the interpreter ends.
         self._end = weakref.finalize(self, _end, self._process, self._link, os.getpid())
 
     @property
@@ -132,8 +131,8 @@ class GroupReader:
         return self._tasks
 
     def take(self, task: int) -> float:
-        """Waits until a task is done, and drops the answers to earlier tasks. Returns how long the
-        reads took [s]. If the reads have failed, raises their error. Raises MonarchError if the
+        """Waits until a task is done, and returns how long its reads took [s]. Drops the answers to
+        earlier tasks. If the reads have failed, raises their error. Raises MonarchError if the
         reading process has ended or was stopped."""
         stopped = 0
         while True:

@@ -14,11 +14,12 @@ from monarch_py.plan.schedule import EpochSchedule
 class Run:
     """Consecutive samples of a rank's epoch that belong to the same group.
 
-    begin : the position of the first sample in the rank's epoch
-    end : the position after the last sample
+    begin : the position, in the rank's epoch, of the run's first sample
+    end : the position after the run's last sample
     samples : (samples,) int64, the numbers of the run's samples in rising order, without
-        duplicates; the run is read in this order
-    within : (end - begin,) int64; the sample at the position begin + i is samples[within[i]]
+        duplicates. The samples are read in this order
+    within : (end - begin,) int64, the order in which the samples are used: the sample at the
+        position begin + i is samples[within[i]]
     """
 
     begin: int

@@ -13,8 +13,8 @@ from monarch_py.loaders.groups.reader import GroupReader
 # they hardly slow the reads. Lee and others found that the training does not wait for groups of 11
 # MiB or more.
 GROUP_BYTES = 16 << 20
-# A dataset counts as sorted, and the loader warns, if its groups have few classes: on average, less
-# than this share of the number of classes that a group of random samples would have.
+# The loader warns that a dataset is sorted if a group has too few different classes on average:
+# less than this share of the number that a group of random samples would have.
 FEW_CLASSES = 0.5
 
 
@@ -61,8 +61,8 @@ def warn(group: int, epochs: int, labels: Array | None) -> None:
 
 
 def classes_of_groups(labels: Array, group: int) -> tuple[float, float]:
-    """Returns the mean number of different labels in a group, and the number to expect if the
-    samples were in random order."""
+    """Returns the mean number of different labels in a group, and the mean number that is expected
+    if the samples are in random order."""
     values, kind, counts = np.unique(labels, return_inverse=True, return_counts=True)
     of = np.arange(len(labels)) // group
     found = len(np.unique(of * len(values) + kind)) / (int(of[-1]) + 1)

@@ -21,9 +21,9 @@ from monarch_py.util.units import format_size
 
 log = logging.getLogger("monarch.loaders")
 
-# The environment variables in which launchers name a job. Two jobs do not share memory, because
-# files may have changed after the first job read them. A job without a launcher is identified by
-# its session (setsid), which its terminal or service has started.
+# The environment variables that contain the name of a launcher's job. Two jobs do not share memory,
+# because files may have changed after the first job read them. A job without a launcher is
+# identified by the session (setsid(2)) of its processes.
 JOBS = (
     "SLURM_JOB_ID",
     "SLURM_STEP_ID",
@@ -44,7 +44,7 @@ class KeptDataset:
 
     On each node, the processes of one user's job share the memory if they make a KeptDataset from
     the same dataset. The workers of these processes share the memory too. The first process that
-    reads a sample stores it. Other processes find the sample only once it is stored completely.
+    reads a sample stores it. Other processes find the sample only when it is stored completely.
     Nothing is evicted. The memory is freed when the last process that maps it ends.
 
     A stored sample does not change after it was first read. So apply random augmentations after
@@ -52,8 +52,8 @@ class KeptDataset:
 
     dataset : the dataset to read from. If it has `read_into` and `sizes`, its samples are stored as
         their bytes; otherwise they are stored pickled
-    keeps : the samples that this node keeps: their numbers, or a bool for each sample, or a sampler
-        whose `holders` name the nodes that keep each sample; None to keep all samples
+    keeps : the samples that this node keeps; None for all samples. Give the samples' numbers, a
+        bool for each sample, or a sampler whose `holders` list the nodes that keep each sample
     quota : the most memory that all processes of the node use together; less is used if the node
         has less available
     name : identifies the dataset on this node; None to identify it by its pickled form
@@ -72,8 +72,8 @@ class KeptDataset:
         self.dataset = dataset
         self._places = _places(keeps, len(dataset))
         room = n_bytes("quota", quota)
-        # Compute the identity before the first read: a read may change the dataset's pickled form,
-        # which identifies the dataset.
+        # Compute the identity before the first read, because it may depend on the dataset's pickled
+        # form, which a read may change.
         identity = _identity(name, dataset)
         self.sample_form = form_of(dataset)
         parts = [identity, self._places.tobytes(), str(room).encode()]
@@ -190,9 +190,8 @@ class KeptDataset:
         return int(self._store().used)
 
     def close(self) -> None:
-        """Removes this process from the memory's list of processes (`shared.SharedMemory`). Later
-        processes then do not open the memory through this process. The memory is freed when the
-        last process that maps it ends."""
+        """Removes this process from the list of processes through which others open the memory
+        (`shared.SharedMemory`). The memory is freed when the last process that maps it ends."""
         self._shared.close()
 
     # --- one sample -----------------------------------------------------------------------------
@@ -248,8 +247,8 @@ class _Layout:
     def begin(self, memory: mmap.mmap) -> None:
         store = ffi.cast("struct monarch_kept *", ffi.from_buffer(memory))
         store.samples, store.data = self.samples, self.data
-        # If less memory than `room` is available, less of the mapping is used. The size of the
-        # mapping stays the same.
+        # If less memory than `room` is available, less of the mapping is used. The mapping keeps
+        # its size.
         store.room = min(self.room, available_bytes())
 
 

@@ -2,8 +2,8 @@
 
 The memory is a memfd. A memfd has no name, so it is freed when the last process that maps it ends,
 even if that process is killed. The size of /dev/shm (64 MiB in many containers) does not limit a
-memfd. A slot has room for the largest batch allowed, but uses only as much memory as its largest
-batch so far.
+memfd. A slot has room for the largest allowed batch. It uses only as much memory as its largest
+batch so far has needed.
 """
 
 import mmap
@@ -47,7 +47,7 @@ class Ring:
     Process.
 
     slots : the number of slots
-    slot_bytes : the size of the largest batch [bytes]. The attribute of the same name is this size,
+    slot_bytes : the size of the largest batch [bytes]. The attribute `slot_bytes` is this size,
         rounded up to whole pages
     """
 
@@ -82,12 +82,12 @@ class Ring:
 
     def write_numbers(self, slot: int, numbers: Sequence[Any]) -> int | Pickled | Sequence[Any]:
         """Writes the numbers of samples, or other keys, to the beginning of a slot. The worker
-        reads them there before it fills the slot. They are not sent through the pipe to the worker,
-        because that might cause a deadlock: the training would block while it sends many numbers,
-        and the worker would block at the same time while it sends a large answer.
+        reads them there before it fills the slot. The numbers are not sent through the worker's
+        pipe, because that might cause a deadlock: the training might block while it sends many
+        numbers, and at the same time the worker might block while it sends a large answer.
 
         Returns the value that `read_numbers` needs as its argument `written`: how many numbers were
-        written, a Pickled for other keys, or `numbers` itself if the slot is too small."""
+        written; or a Pickled, for other keys; or `numbers` itself, if the slot is too small."""
         count = len(numbers)
         if not all(issubclass(kind, (int, np.integer)) for kind in set(map(type, numbers))):
             pickled = pickle.dumps(list(numbers), 5)
@@ -110,7 +110,7 @@ class Ring:
         return numbers
 
     def close_descriptor(self) -> None:
-        """Closes the descriptor. The memory stays as long as a process maps it."""
+        """Closes the descriptor. The memory exists as long as a process maps it."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -1,10 +1,10 @@
-"""Memory that the processes of a node find by a key and share, until the last of them ends.
+"""Shared memory that the processes of a node find by a key; it exists until the last of them ends.
 
-The memory is a memfd, which has no name. A small file, the list, contains a line for each process
-that has created or opened the memory, but no lines for children that inherit the memory. A later
-process opens the memory through /proc/PID/fd of a process on the list. If all processes that have
-the memory are killed, it is freed, and only the list is left. The next process on the node that
-makes a SharedMemory removes this list.
+The memory is a memfd, which has no name. A small file, the list, has a line for each process that
+has created or opened the memory. A child that inherits the memory has no line. A later process
+opens the memory through /proc/PID/fd of a process on the list. If all processes that have the
+memory are killed, the kernel frees the memory, and only the list is left. The list is removed by
+the next process on the node that makes a SharedMemory.
 """
 
 import fcntl
@@ -39,7 +39,7 @@ class SharedMemory:
     arguments of its multiprocessing.Process. If a SharedMemory is pickled for another purpose, it
     opens the memory by the key when it is unpickled.
 
-    key : the name of the file that lists the processes with this memory
+    key : the name of the list, which is the file that lists the processes with this memory
     n_bytes : the size of the memory [bytes]
     begin : a function with which the first process initializes the memory
     """
@@ -108,7 +108,7 @@ class SharedMemory:
 
     def close(self) -> None:
         """Removes this process from the list of processes that have the memory. The memory itself
-        stays as long as a process maps it."""
+        exists as long as a process maps it."""
         self._leave()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -146,8 +146,9 @@ def _locked(path: Path) -> Iterator[int]:
                 yield fd
                 return
         finally:
-            # Unlock explicitly. A child that was forked while the lock was held has the descriptor
-            # too, so closing the descriptor here would not release the lock.
+            # Unlock explicitly. A child that was forked while this process had the lock shares the
+            # lock through its copy of the descriptor, so closing the descriptor here would not
+            # release the lock.
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
@@ -160,8 +161,8 @@ def _try_lock(fd: int) -> bool:
 
 
 def _alive(file: int) -> list[str]:
-    """Returns the lines of processes that still run. Malformed lines are ignored; a crash of the
-    node or an edit by hand may leave such lines."""
+    """Returns the lines of processes that still run. Malformed lines, which a crash of the node or
+    an edit by hand may leave, are ignored."""
     lines = os.pread(file, LINE_BYTES, 0).decode(errors="replace").splitlines()
     whole = [line for line in lines if re.fullmatch(r"[0-9]+ [0-9]+ [0-9]+ [0-9]+", line, re.ASCII)]
     owners = {line: Identity.parsed(" ".join(line.split()[:2])) for line in whole}
@@ -170,14 +171,15 @@ def _alive(file: int) -> list[str]:
 
 def _write(file: int, lines: list[str]) -> None:
     text = "".join(f"{line}\n" for line in lines).encode()
-    # Allocate the room first: if the file system is full, the old lines stay intact.
+    # Allocate the room first. If the file system is full, this call fails, and the old lines stay
+    # intact.
     os.posix_fallocate(file, 0, max(1, len(text)))
     os.pwrite(file, text, 0)
     os.ftruncate(file, len(text))
 
 
 def _leave(fd: int, path: Path, owner: int, line: str) -> None:
-    if os.getpid() == owner:  # a forked child is not on the list
+    if os.getpid() == owner:  # a forked child has no line in the list
         _take_off(path, line)
     os.close(fd)
 
@@ -192,7 +194,8 @@ def _take_off(path: Path, line: str) -> None:
 
 
 def _remove_abandoned(directory: Path) -> None:
-    """Removes the lists whose processes have all been killed."""
+    """Removes each list of processes on which no process runs any longer, because all were
+    killed."""
     for path in directory.iterdir():
         with suppress(OSError), open(path, "r+b", buffering=0) as file:
             if _try_lock(file.fileno()) and not _alive(file.fileno()) and _is_named(file, path):

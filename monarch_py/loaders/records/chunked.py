@@ -1,8 +1,8 @@
 """Reads HDF5 rows that lie in chunks. A row is not always one contiguous range of the file.
 
 A filtered (encoded) chunk is read completely and decoded once, for all wanted rows in it. An
-unfiltered chunk may contain only a part of each row. From an unfiltered chunk, only the parts of
-wanted rows are read.
+unfiltered chunk may contain only a part of each row. From an unfiltered chunk, only the parts that
+belong to wanted rows are read.
 """
 
 from typing import Any, Protocol
@@ -15,7 +15,8 @@ from monarch_py.loaders.records.joining import Extents
 
 
 class Part(Protocol):
-    """The reads that a batch needs from one file, and the rows that are made from these reads.
+    """The reads that a batch needs from one file. `finish` makes the file's rows from what they
+    have read.
 
     extents : the reads; `start` is the offset in the scratch buffer at which each read is stored
     scratch : the size of the scratch buffer [bytes]
@@ -33,8 +34,8 @@ class Part(Protocol):
 
 
 def _extents(file: int, offset: Ints, length: Ints) -> tuple[Extents, int]:
-    """Returns the reads of n ranges of a file, and the size of the scratch buffer, in which the
-    ranges are stored one after the other.
+    """Returns the reads of n ranges of a file, and the size of the scratch buffer that stores these
+    ranges back to back.
 
     offset, length : (n,) where each range begins in the file, and its length [bytes]
     """
@@ -62,7 +63,7 @@ class RowParts:
         self._rows, self._chunks, self._places = rows, chunks, places
         band, within = np.divmod(numbers, chunks.shape[0])
         part = rows.dtype.itemsize * int(np.prod(chunks.shape[1:], dtype=np.int64))
-        chunk = chunks.offset[band]  # (wanted, chunks of a band)
+        chunk = chunks.offset[band]  # shape: (wanted rows, chunks of a band)
         self._there = chunk != NOWHERE
         offset = (chunk + within[:, None] * part)[self._there]
         self.extents, self.scratch = _extents(file, offset, np.full(len(offset), part))
@@ -79,8 +80,8 @@ class RowParts:
 
 
 class Bands:
-    """Rows in filtered chunks. The chunks are decoded band by band: a band is all chunks that have
-    parts of the same rows.
+    """Rows in filtered chunks. The chunks are decoded band by band. A band consists of all chunks
+    that hold parts of the same rows.
 
     file : the number of the file;  rows : where the file's rows lie
     numbers : (wanted,) int64, the number of each wanted row in the file
@@ -135,8 +136,8 @@ class Bands:
 
 
 def plain_offsets(rows: Rows) -> Ints | None:
-    """Returns each row's offset in the file, (rows,) int64. Returns None if it is possible that a
-    row is not one contiguous range of the file."""
+    """Returns each row's offset in the file, (rows,) int64. Returns None if some rows may be
+    divided into several ranges of the file."""
     if rows.offset is not None:
         return rows.offset + rows.row_bytes * np.arange(rows.count, dtype=np.int64)
     chunks = rows.chunks
@@ -152,6 +153,6 @@ def plain_offsets(rows: Rows) -> Ints | None:
 
 
 def _is_padded(chunks: Chunks, rows: Rows) -> bool:
-    """Whether chunks that contain complete rows are wider than a row in some dimension. If so,
-    padding may interrupt the rows in a chunk."""
+    """Whether a chunk, which must contain complete rows, is wider than a row in some dimension. If
+    so, padding may interrupt the rows in a chunk."""
     return chunks.shape[1:] != rows.shape

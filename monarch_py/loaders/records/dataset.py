@@ -31,8 +31,8 @@ LEAST_GAP, MOST_GAP = mmap.PAGESIZE, PIECE // 2
 # How many bytes of a TFRecord file precede the data of a record, and how many follow the data.
 FRAME_BEFORE, FRAME_AFTER = 12, 4
 
-# The datasets of this process. A forked child replaces the locks of these datasets: a lock that
-# another thread of the parent held at the moment of the fork would stay locked in the child
+# The datasets of this process. A forked child replaces the locks of these datasets. Otherwise a
+# lock that another thread of the parent held during the fork would stay locked in the child
 # forever.
 _OPEN: "weakref.WeakSet[RecordDataset]" = weakref.WeakSet()
 
@@ -69,17 +69,17 @@ class RecordDataset:
 
     path : a file, or a directory, from which all files whose names match `patterns` are read
     dataset : the name of the HDF5 dataset
-    kind : one of KINDS; by default it follows from `dataset`, `record_bytes` and the name in `path`
+    kind : one of KINDS; None to derive it from `dataset`, `record_bytes` and the name of `path`
     record_bytes, header_bytes : the sizes of a record and of a file's header, for fixed-size
         records [bytes]
     patterns : patterns of file names; by default they match the usual names of the kind
     index : the index of the files below `path`, or the path of an index that `monarch plan index`
-        made; by default the constructor indexes all files itself
-    length : the number of samples in the training's plan; ConfigError is raised if the dataset has
-        another number
-    join : the largest gap of unwanted bytes between two samples that one read may include. 'auto'
-        allows a gap if reading it is faster than another request; each process times two reads to
-        find the limit
+        made; None to index all files in the constructor
+    length : the number of samples in the training's access plan. ConfigError is raised if the
+        dataset has a different number
+    join : one read covers two samples if at most this many unwanted bytes lie between them. With
+        'auto', each process times two reads, and computes up to which gap one longer read is faster
+        than two reads
     in_flight : the most reads that are under way at once
 
     Raises MonarchError, which names the file, if a file is missing, cannot be read or decoded, or
@@ -179,11 +179,11 @@ class RecordDataset:
     # --- what each process has of its own ------------------------------------------------------
 
     def _begin(self) -> None:
-        """Creates the state that processes do not share: the open files, the decoders, and the
-        largest gap over which reads are joined. If `join` is 'auto', each process measures this gap
-        later."""
+        """Creates the state that each process has for itself: the open files, the decoders, and the
+        largest gap at which two reads are joined. If `join` is 'auto', the process measures this
+        gap later."""
         self._files = Descriptors(self._path, self.index.sizes)
-        self._lock = threading.RLock()  # threads share descriptors and decoders
+        self._lock = threading.RLock()  # for the descriptors and decoders, which threads share
         _OPEN.add(self)
         self._decoders: dict[int, Decoder] = {}
         self._gap = None if self.join == "auto" else self.join
@@ -303,7 +303,7 @@ class RecordDataset:
                 raise MonarchError(f"{error.filename}: {error.strerror}; check the file") from error
 
     def _parts(self, wanted: Ints, file: Int32s, places: Ints) -> list[Part]:
-        """Returns Parts for the wanted rows that must be made from chunks: one Part for each file.
+        """Returns one Part for each file, for the wanted rows that must be made from chunks.
 
         places : the indices of these rows in `wanted`
         """
@@ -367,10 +367,10 @@ class RecordDataset:
         )
 
     def _measured_gap(self, extents: Extents) -> int:
-        """Measures how large the gap between two samples may be for one read of both samples to be
-        faster than two reads. Times a read of the first sample, and a longer read that begins at
-        the second sample. Computes the gap from the two times (`crossing`). Returns 0 if too few
-        bytes follow the beginning of the second sample for a longer read."""
+        """Measures the largest gap between two samples at which one read of both is faster than two
+        reads. Times a read of the first sample, and a longer read that begins at the second sample.
+        `crossing` computes the gap from these two times. Returns 0 if too few bytes follow the
+        beginning of the second sample for a longer read."""
         size, file = int(extents.length[0]), int(extents.file[1])
         low = int(extents.offset[1])
         more = min(PIECE, int(self.index.sizes[file]) - low)
@@ -393,9 +393,9 @@ def crossing(seconds: float, size: int, longer: float, more: int, in_flight: int
     """Returns the largest gap of unwanted bytes that one read may include, from LEAST_GAP to
     MOST_GAP [bytes].
 
-    The duration of a request is a latency plus a time for each byte. Since `in_flight` requests
-    wait at the same time, a further request adds only a time of `latency / in_flight`. Unwanted
-    bytes are worth reading if they add no more time than that.
+    The duration of a request is a latency plus a time for each byte. Because `in_flight` requests
+    wait at the same time, one more request adds only `latency / in_flight`. So a gap is worth
+    reading if its bytes take no longer than that.
 
     seconds, longer : how long reads of `size` and of `more` bytes took [s]
     """

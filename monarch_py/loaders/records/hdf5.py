@@ -71,8 +71,8 @@ class Chunks:
     fill: Any
 
     def corners(self, row: tuple[int, ...]) -> list[tuple[slice, ...]]:
-        """Returns, for each chunk of a band, the part of a row that the chunk holds, as slices of
-        the row. All rows are divided among the chunks of their band in the same way.
+        """Returns which part of a row each chunk of a band holds, as slices of the row. These parts
+        are the same for all rows.
 
         row : the shape of a row
         """
@@ -86,8 +86,8 @@ class Chunks:
         ]
 
     def part(self, corner: tuple[slice, ...]) -> tuple[slice, ...]:
-        """Returns which part of a chunk holds `corner`, as slices of the chunk. If the chunk is at
-        the edge of the dataset, the rest of the chunk lies outside the dataset.
+        """Returns where in a chunk the part `corner` of the rows lies, as slices of the chunk. If
+        the chunk is at the edge of the dataset, the rest of the chunk is padding.
 
         corner : the part of a row that the chunk holds, as `corners` returns it
         """
@@ -173,10 +173,10 @@ def _chunks_of(found: Any) -> Chunks:
 class Decoder:
     """Decodes the chunks of a dataset in one file.
 
-    If the dataset has no filters other than `gzip` and `shuffle`, zlib and NumPy undo them.
-    Otherwise HDF5 itself undoes all filters: the encoded bytes of a chunk are written into a
-    dataset in memory that has the same filters, and HDF5 decodes the bytes when that dataset is
-    read. The constructor raises MonarchError if the dataset in the file cannot be opened.
+    If `gzip` and `shuffle` are the only filters, zlib and NumPy undo them. Otherwise HDF5 itself
+    undoes all filters: the encoded bytes of a chunk are written into a dataset in memory that has
+    the same filters, and HDF5 decodes the bytes when that dataset is read. The constructor raises
+    MonarchError if the dataset in the file cannot be opened.
 
     last : the number and the rows of the band that was decoded last. A band consists of the chunks
         that hold parts of the same rows
@@ -188,7 +188,7 @@ class Decoder:
         with _opened(path, dataset) as found:
             settings = found.id.get_create_plist()
             filters = [settings.get_filter(at)[:3:2] for at in range(settings.get_nfilters())]
-            # (number of the filter, its parameters)
+            # for each filter: (its number in HDF5, its parameters)
             self._filters: list[tuple[int, tuple[int, ...]]] = filters
             is_simple = all(number in (DEFLATE, SHUFFLE) for number, _ in filters)
             self._other = None if is_simple else _InMemory(found, settings, chunk)
@@ -196,8 +196,8 @@ class Decoder:
     def decode(self, content: Array, skipped: int, at: int, out: Array) -> None:
         """Decodes one chunk into `out`, which has the shape of a chunk.
 
-        content : the chunk's bytes in the file;  skipped : the filters that were not applied to the
-            chunk, one bit each
+        content : the chunk's bytes in the file;  skipped : one bit for each filter, 1 if the filter
+            was not applied to the chunk
         at : the chunk's offset in the file, for messages
         """
         try:

@@ -43,9 +43,9 @@ class Extents:
 class Joined:
     """The reads that together cover a set of extents.
 
-    A read goes straight into the caller's buffer if its extents lie in that buffer as in the file:
-    contiguous and in the same order. Otherwise it goes into a scratch buffer, from which its
-    extents are copied.
+    A read goes straight into the caller's buffer if its extents are contiguous in that buffer, in
+    the same order as in the file. Otherwise the read goes into a scratch buffer, and its extents
+    are copied from there.
 
     reads : the reads; `start` is a place in the caller's buffer or in the scratch buffer
     in_scratch : (reads,) bool, whether the read goes into the scratch buffer
@@ -109,7 +109,7 @@ def _beginnings(rising: Extents, gap: int) -> Ints:
 
 
 def pieces(reads: Extents, piece: int = PIECE) -> Extents:
-    """Returns the reads, with the long reads cut. A read that is longer than `piece` is cut at the
+    """Cuts long reads, and returns all reads. A read that is longer than `piece` is cut at the
     offsets in its file that are multiples of `piece`."""
     long = reads.length > piece
     if not long.any():

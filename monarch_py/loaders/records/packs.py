@@ -24,10 +24,10 @@ class PackDataset(RecordDataset):
     names : the files' paths, relative to the directory that was packed
 
     path : the tar
-    length : the number of samples in the training's plan; ConfigError is raised if the pack has a
-        different number of samples
+    length : the number of samples in the training's access plan. ConfigError is raised if the pack
+        has a different number
     join : one read covers two samples if at most this many unwanted bytes lie between them; 'auto'
-        measures which gaps are worth reading
+        measures up to which gap one read is faster than two
     in_flight : the most reads that are under way at once
 
     The docstring of RecordDataset says how a batch is read, and which errors reads raise.

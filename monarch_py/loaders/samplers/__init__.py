@@ -1,1 +1,1 @@
-"""Batch samplers that follow a schedule of which rank takes which sample."""
+"""Batch samplers that follow a schedule, which assigns the samples of each step to ranks."""

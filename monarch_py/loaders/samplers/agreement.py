@@ -1,7 +1,8 @@
 """Exchanges data between ranks through the store of torch's process group.
 
-Each rank computes its schedule itself; `Agreement` checks that all ranks use the same inputs.
-`once` lets one rank do work for all ranks, such as determining the sizes of files.
+Each rank computes the schedule of its batches itself. `Agreement` checks that all ranks use the
+same inputs for this. `once` does work on one rank for all ranks, for example determining the sizes
+of files.
 """
 
 import hashlib
@@ -51,8 +52,9 @@ def _store() -> Any:
 
 def once(name: str, work: Callable[[], bytes]) -> bytes:
     """Returns the result of `work`. The first rank that calls this function does the work, and the
-    other ranks wait for its result. They do the work themselves if the first rank fails, or if its
-    work takes longer than the store waits. Without a process group, each rank does the work."""
+    other ranks wait for its result. The other ranks do the work themselves if the first rank fails,
+    or if its work takes longer than the store's timeout. Without a process group, each rank does
+    the work itself."""
     if (store := _store()) is None:
         return work()
     key = f"monarch/{name}/{_turns[name]}"
@@ -73,12 +75,12 @@ def once(name: str, work: Callable[[], bytes]) -> bytes:
 
 
 class Agreement:
-    """Checks once that all ranks of the process group compute their schedules from the same inputs.
-    The first rank that checks puts a digest of its inputs into the group's store. Every other rank
+    """Checks that all ranks of the process group compute their schedules from the same inputs. The
+    first rank that checks puts a digest of its inputs into the group's store. Every other rank
     compares the digest of its own inputs with the stored digest. No rank waits for another.
 
-    A sampler is identified by its number among the samplers of its process. So all ranks must make
-    their samplers in the same order.
+    Samplers of different ranks are compared if they have the same number: each process counts the
+    samplers that it makes. So all ranks must make their samplers in the same order.
     """
 
     def __init__(self) -> None:

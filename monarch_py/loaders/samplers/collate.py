@@ -29,8 +29,8 @@ def _default() -> Callable[[list[Any]], Any]:
 
 
 def _emptied(one: Any, two: Any) -> Any:
-    """Returns an empty batch that has the form of `one`. If a part of the batch is longer in `two`
-    than in `one`, the part has an element for each sample. The elements of such parts are removed.
+    """Returns an empty batch that has the form of `one`. A part of the batch that is longer in
+    `two` than in `one` has an element for each sample. The elements of these parts are removed.
 
     one, two : a batch of one sample, and a batch of two samples
     """

@@ -1,4 +1,4 @@
-"""Batch samplers that deal samples to the nodes that hold them."""
+"""Batch samplers that assign samples to the nodes that hold them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,8 @@ PICKLED_BYTES = 512
 
 
 class HeldSampler(ScheduledSampler):
-    """A batch sampler that knows which nodes hold each sample.
+    """The base of batch samplers that assign samples to the nodes that hold them. A node holds a
+    sample if it keeps the sample in memory, or if its daemon keeps a copy of the sample's file.
 
     files : an Index, a dataset with `sizes`, or the paths of the samples' files in the dataset's
         order. With `quota`, the sizes must be those of the samples that the dataset returns
@@ -38,8 +39,9 @@ class HeldSampler(ScheduledSampler):
         daemons keep files
     config : the daemons' configuration file; None for the file that MONARCH_CONFIG names
     others : further files in the daemons' sources; daemons keep them too
-    holders : (samples, the largest number of holders), the nodes that hold each sample, padded with
-        -1. planned.sampler_of passes the holders of a plan. None to compute the holders
+    holders : (samples, the largest number of holders), the numbers of the nodes that hold each
+        sample, padded with -1; None to compute them. planned.sampler_of passes the holders of a
+        plan
     """
 
     # Whether `holders` also names the nodes that hold second copies. Daemons make second copies if
@@ -82,8 +84,8 @@ class HeldSampler(ScheduledSampler):
         return [*super()._dealt_by(), self.holders.data]
 
     def keep(self, dataset: Any) -> KeptDataset:
-        """Returns a dataset that reads `dataset`, and keeps in memory the samples whose holder is
-        this node. Pass the returned dataset to the loader. A kept sample is always returned as it
+        """Returns a dataset that reads from `dataset`, and keeps in memory the samples that this
+        node holds. Pass the returned dataset to the loader. A kept sample is always returned as it
         was first read. So apply random augmentations to the samples of the returned dataset, not in
         `dataset`. Raises ConfigError for a sampler without a quota, because then daemons keep the
         files."""

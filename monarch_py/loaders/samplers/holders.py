@@ -1,5 +1,5 @@
-"""Computes which nodes hold each sample. Daemons compute the same holders, so no rank has to ask a
-daemon."""
+"""Computes which nodes hold each sample. Daemons compute the same holders, so ranks need not ask
+them."""
 
 import hashlib
 import logging
@@ -86,7 +86,7 @@ def _absolute(paths: Sequence[Any]) -> list[str]:
 
 def _sizes(paths: Sequence[str]) -> Ints:
     """Returns the sizes of the files, (paths,) [bytes]. One rank asks the file system, and all
-    ranks with the same paths share the result. The rank asks in several threads, since a parallel
+    ranks with the same paths share the result. The rank uses several threads, because a parallel
     file system answers many requests at a time."""
 
     def ask(part: Sequence[str]) -> list[int]:
@@ -114,7 +114,7 @@ def quotas_of(quota: Quota, nodes: int) -> Ints:
         quota = [quota] * nodes
     each = list(quota)
     if len(each) != nodes:
-        raise ConfigError(f"quota: {len(each)} were given for {nodes} nodes; give one per node")
+        raise ConfigError(f"quota: got {len(each)} quotas for {nodes} nodes; give one per node")
     return np.array([n_bytes("quota", size, least=0) for size in each], dtype=np.int64)
 
 
@@ -124,7 +124,7 @@ def given_holders(holders: Any, samples: int) -> Int32s:
     found = np.asarray(holders, dtype=np.int32)
     if len(found) != samples:
         raise ConfigError(
-            f"holders: {len(found)} were given for {samples} samples; give holders of each sample"
+            f"holders: got {len(found)} rows for {samples} samples; give one row per sample"
         )
     return found.reshape(samples, -1)
 
@@ -148,8 +148,8 @@ def kept_by_daemons(
     nodes : the number of nodes. All nodes must have the same quotas as this node. The number of a
         node must equal the rank of the node's daemon
     config : the daemons' configuration file; None for the file that MONARCH_CONFIG names
-    others : further files that daemons keep. If not all files fit, these files reduce the room for
-        the dataset
+    others : further files that daemons keep. They reduce the room for the dataset if not all files
+        fit
     extra : whether nodes with room left hold second copies
     """
     named = config or default_file()
@@ -163,7 +163,7 @@ def kept_by_daemons(
     loaded = load_config(named)
     own = _within_sources(files.paths, loaded, named)
     further = _within_sources([os.path.abspath(path) for path in others], loaded, named)
-    # Each file counts once, however often it is named.
+    # A file that is named several times counts only once.
     number = {path: i for i, path in enumerate(dict.fromkeys([*own, *further]))}
     at, paths = np.array([number[path] for path in own], dtype=np.int64), list(number)
     sizes = np.empty(int(at.max(initial=-1)) + 1, dtype=np.int64)
@@ -182,9 +182,9 @@ def kept_by_daemons(
 
 
 def _within_sources(paths: Sequence[str], config: Config, named: str | Path) -> list[str]:
-    """Returns the paths, but each path that leads into a source through symbolic links is replaced
-    by the path in the source. Daemons keep only files in sources. So this function warns of paths
-    outside all sources, and raises ConfigError if every path is outside."""
+    """Returns the paths. A path that leads into a source through symbolic links is replaced by the
+    path in the source. Daemons keep only files in sources. So this function warns of paths outside
+    all sources, and raises ConfigError if all paths are outside."""
     real = cache(os.path.realpath)
     found, outside = [], []
     for path in paths:
@@ -215,9 +215,9 @@ def _is_inside(path: str, config: Config) -> bool:
 
 
 def _keys(paths: Sequence[str], sizes: Ints, config: Config) -> tuple[Uints, Any]:
-    """Returns two arrays, (paths,): the hash of each path, as in the catalog, and whether daemons
-    may keep the file. Daemons may keep a file if the patterns and size limits of a source admit it.
-    For other files the hash is 0."""
+    """Returns two arrays, (paths,): the hash that the daemons' catalog has for each path, and
+    whether daemons may keep the file. Daemons may keep a file if the patterns and size limits of a
+    source admit it. For other files the hash is 0."""
     keys = np.zeros(len(paths), dtype=np.uint64)
     is_known = np.zeros(len(paths), dtype=bool)
     for number, source in enumerate(config.sources):

@@ -1,4 +1,4 @@
-"""Random numbers for augmentations, independent of which rank or worker takes a sample."""
+"""Random numbers for augmentations that do not depend on the rank or worker that reads a sample."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ _WORD = (1 << 64) - 1
 def keyed(seed: int, epoch: int, sample: int) -> np.random.Generator:
     """Returns a random generator for one sample in one epoch. The generator depends only on the
     three arguments. So augmentations stay the same if the number of ranks changes, or if samples
-    are dealt to other ranks.
+    are assigned to other ranks.
 
     epoch : less than 2**32;  sample : less than 2**32
     """

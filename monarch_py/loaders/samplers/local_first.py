@@ -1,4 +1,4 @@
-"""LocalFirstSampler: equal batches, with samples dealt to nodes that hold them."""
+"""LocalFirstSampler: batches of equal size, with samples assigned to nodes that hold them."""
 
 from monarch_py.arrays import Int32s
 from monarch_py.loaders.samplers.held import HeldSampler
@@ -6,8 +6,8 @@ from monarch_py.plan.schedule import Deal, EpochSchedule
 
 
 class LocalFirstSampler(HeldSampler):
-    """Deals the samples of each global batch to the nodes that hold them, as far as batches of
-    equal size allow (Yang and Cong 2019). HeldSampler describes the arguments."""
+    """Assigns the samples of each global batch to nodes that hold them, as far as is possible with
+    batches of equal size (Yang and Cong 2019). HeldSampler describes the arguments."""
 
     EXTRA = True
 

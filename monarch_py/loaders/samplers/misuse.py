@@ -1,9 +1,9 @@
 """Detects loaders that must not use a batch sampler of Monarch. There are three kinds: loaders that
-deal the samples to the ranks a second time, loaders that deliver batches out of order, and loaders
-whose dataset has more or fewer samples than the batch sampler.
+divide the samples among the ranks a second time, loaders that deliver batches out of order, and
+loaders with a dataset whose number of samples is not the batch sampler's.
 
 A batch sampler is not told which loader uses it. But the loader calls the sampler's `__iter__` or
-`__len__`, and the local variables of the calling function show which loader this is.
+`__len__`, so this module looks for the loader among the local variables of the calling function.
 """
 
 from types import FrameType
@@ -11,7 +11,7 @@ from typing import Any
 
 from monarch_py.errors import ConfigError
 
-# The names of classes that deal the items of a sampler to the ranks: torch's and accelerate's.
+# The names of classes of torch and accelerate that divide the items of a sampler among the ranks.
 SHARDING = frozenset({"BatchSamplerShard", "DistributedSampler", "IterableDatasetShard"})
 # The packages that contain the SHARDING classes and DataLoaders. The local variables of a running
 # function are examined only if the function is in one of these packages. The reason is a side
@@ -64,8 +64,9 @@ def other_length(samples: int, dataset: Any) -> ConfigError | None:
 
 def found_misuse(frame: FrameType | None, samples: int) -> ConfigError | None:
     """Returns an error if the caller misuses a sampler of `samples` samples; otherwise None. There
-    are three misuses: the caller deals the batches to the ranks again; the caller is a DataLoader
-    that delivers batches out of order; the caller's dataset has a different number of samples.
+    are three misuses: the caller divides the batches among the ranks again; the caller is a
+    DataLoader that delivers batches out of order; the caller's dataset has a different number of
+    samples.
 
     frame : the caller's stack frame
     """

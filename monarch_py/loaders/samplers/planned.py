@@ -1,4 +1,5 @@
-"""Makes the sampler that follows a plan. Daemons with the same plan prefetch the samples."""
+"""Makes the sampler that follows an access plan. Daemons with the same plan fetch its samples
+ahead."""
 
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,11 @@ from monarch_py.policies.holding import with_holders
 def sampler_of(
     plan: str | Path, part: str | None = None, *, rank: int | None = None
 ) -> ScheduledSampler:
-    """Returns the batch sampler for a part of a plan. The samples of the part must be dealt to the
+    """Returns the batch sampler for a part of an access plan. The part must assign samples to the
     nodes that hold them ('split: local_first' or 'split: solar').
 
     plan : a plan.yaml, or the file that `monarch plan make` has made from it
-    part : the name of the part; None for the first part whose samples are dealt in this way
+    part : the name of the part; None for the first part that assigns samples in this way
     rank : the rank of this process; None to take it from torch.distributed
     """
     loaded = with_holders(read_plan(Path(plan)))

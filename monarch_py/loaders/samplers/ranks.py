@@ -8,7 +8,7 @@ from monarch_py.loaders.samplers.agreement import process_group
 
 # Environment variables that torchrun, srun, Open MPI and MPICH set. Each key names the variable
 # that contains the total number of ranks. The value names the variable that contains the number of
-# ranks on this node. SLURM_NTASKS is not used, since it is also set for a single process in an
+# ranks on this node. SLURM_NTASKS is not used, because it is also set for a single process in an
 # allocation for several tasks.
 LAUNCHERS = {
     "WORLD_SIZE": "LOCAL_WORLD_SIZE",
@@ -66,7 +66,7 @@ class Ranks:
 
     def check(self) -> None:
         """If `rank` and `world_size` were detected, checks that the process group has the same
-        values. Raises ConfigError if the group has other values, which means that `rank` and
+        values. Raises ConfigError if the group has other values. In this case, `rank` and
         `world_size` were detected before the group was made."""
         if not self.is_found or (group := process_group()) is None:
             return

@@ -1,10 +1,9 @@
 """Batch samplers that follow a schedule. A thread computes an epoch's schedule while the previous
 epoch runs.
 
-Every rank computes the schedule itself, in a thread of its process. The computation takes a
-second or two for 19 million samples, and next to nothing for one million. The ranks of a node do
-not share one schedule: for that, they would need shared memory, and would have to wait for each
-other.
+Every rank computes the schedule itself, in a thread of its process. The computation takes a second
+or two for 19 million samples, and next to nothing for one million. The ranks of a node do not share
+one schedule, because they would need shared memory for it, and would have to wait for each other.
 """
 
 import logging
@@ -36,9 +35,9 @@ class RankEpoch:
 
     samples : (accesses,) int32, batch after batch
     starts : (steps + 1,) int64, where each batch begins in `samples`
-    sizes : (steps,) the number of samples that are dealt to this rank in each step. If the number
-        is 0 and batches may not be empty, the batch consists of one sample of another rank; neither
-        `sizes` nor `weight` counts this sample
+    sizes : (steps,) the number of samples that the schedule assigns to this rank in each step. If
+        this number is 0 but batches must not be empty, the batch consists of one sample of another
+        rank. This sample is not counted in `sizes`, and its weight is 0
     totals : (steps,) the sizes of the global batches
     is_equal : whether all ranks' batches have the same size in each step
     """
@@ -67,8 +66,8 @@ class RankEpoch:
 
 
 def _is_dealing(ranks: Ranks) -> bool:
-    """Whether a process group exists that agrees with `ranks`: in both, this process has the same
-    rank, and the number of ranks is the same."""
+    """Whether there is a process group in which the rank of this process and the number of ranks
+    are the same as in `ranks`."""
     group = process_group()
     return group is not None and (group.get_rank(), group.get_world_size()) == (
         ranks.rank,
@@ -139,7 +138,7 @@ class ScheduledSampler(ABC):
         )
         self._agreement = Agreement() if _is_dealing(ranks) else None
         self._begin = 0  # the step at which the next iteration begins
-        self._given = 0  # how many of the epoch's batches were handed out
+        self._given = 0  # how many of the epoch's batches were yielded
         self._weighed = 0  # the first step for which `weight` was not called
         self._ready: dict[int, RankEpoch] = {}  # the number of the running epoch -> its batches
         self._ahead: dict[int, _Ahead] = {}  # the number of the next epoch -> its batches
@@ -156,7 +155,7 @@ class ScheduledSampler(ABC):
 
     @abstractmethod
     def _dealt(self, order: Int32s) -> EpochSchedule:
-        """Returns the schedule that deals the samples of an epoch to the ranks. Each step has
+        """Returns the schedule that assigns the samples of an epoch to the ranks. Each step has
         `_at.per_step` samples.
 
         order : the samples of the epoch, in their global order
@@ -165,9 +164,9 @@ class ScheduledSampler(ABC):
     _may_be_empty = False
 
     def _number(self, epoch: int) -> int:
-        """Returns the number of the DistributedSampler epoch whose order this sampler uses in
-        `epoch`. By default, this is `epoch` itself. With `epoch_order`, SolarSampler permutes the
-        epochs."""
+        """Returns which epoch of DistributedSampler has the order of samples that this sampler uses
+        in `epoch`. By default, this is `epoch` itself. With `epoch_order`, SolarSampler permutes
+        the epochs."""
         return epoch
 
     # --- a batch sampler ------------------------------------------------------------------------
@@ -198,8 +197,8 @@ class ScheduledSampler(ABC):
         return self._batches(self._at.epoch, begin, misuse)
 
     def _batches(self, number: int, begin: int, misuse: ConfigError | None) -> Iterator[list[int]]:
-        # If __iter__ raised the error, a half-made DataLoader would remain and would print errors
-        # of its own. So the error is raised here, when the first batch is asked for.
+        # If __iter__ raised the error, a half-made DataLoader would remain, and would print further
+        # errors. So the error is raised here, when the first batch is asked for.
         if misuse is not None:
             raise misuse
         self._compare()
@@ -232,7 +231,8 @@ class ScheduledSampler(ABC):
 
     def _compare(self) -> None:
         """Checks that this process's rank has not changed. The first call also checks that all
-        ranks use the same inputs to deal samples. Raises ConfigError if one of the checks fails."""
+        ranks compute their batches from the same inputs. Raises ConfigError if one of the checks
+        fails."""
         self.ranks.check()
         agreement, self._agreement = self._agreement, None
         if agreement is not None:
@@ -304,11 +304,11 @@ class ScheduledSampler(ABC):
     def state_dict(self, done: int | None = None) -> dict[str, Any]:
         """Returns the training's position for a checkpoint: a dict of less than 1 KB.
 
-        done : how many batches of the running epoch the training has taken, counted from the
-            epoch's beginning. None stands for the number of batches that the iterator has handed
-            out. With a DataLoader that has workers, give `done`: the workers read batches ahead, so
-            more batches were handed out than the training has taken. StatefulDataLoader counts
-            batches itself and does not need `done`
+        done : how many batches the training has used since the beginning of the current epoch; None
+            for the number of batches that the iterator has yielded. With a DataLoader that has
+            workers, give `done`: the workers read batches ahead, so the iterator has yielded more
+            batches than the training has used. StatefulDataLoader counts batches itself and does
+            not need `done`
         """
         given = max(self._given, self._begin) if done is None else done
         if not 0 <= given <= self._steps():

@@ -1,5 +1,4 @@
-"""SolarSampler, after the SOLAR paper: batches differ in size, so that all nodes load the same
-number of samples."""
+"""SolarSampler (SOLAR paper): batches differ in size, and all nodes load equally many samples."""
 
 import logging
 from dataclasses import replace
@@ -20,20 +19,20 @@ log = logging.getLogger("monarch.loaders")
 
 
 class SolarSampler(HeldSampler):
-    """Deals the samples of each global batch so that a node takes all samples that it holds, up to
-    a cap. The other samples are dealt so that all nodes load the same number of samples (section
+    """Assigns the samples of each global batch so that a node gets all samples that it holds, up to
+    a cap. The other samples are assigned so that all nodes load the same number of samples (section
     4.3 of the SOLAR paper).
 
     A sample has at most one holder, which is the same in all epochs. An epoch uses each sample
-    once, so a sample with a holder can save one load in each epoch. What counts is therefore how
-    many samples have holders, not which samples these are. There are only two cases in which a node
-    takes a sample that another node holds: the holder has reached the cap, or a rank would
+    once, so a sample with a holder can save one load in each epoch. So the number of loads depends
+    only on how many samples have holders, not on which samples these are. A node gets a sample that
+    another node holds only in two cases: if the holder has reached the cap, or if a rank would
     otherwise have fewer than `least` samples.
 
-    cap : the most samples of a rank in a step, as a multiple of `batch_size`; memory must have room
-        for that number of samples
-    least : the fewest samples of a rank in a step; with 0 a batch may be empty, and losses must be
-        summed (see `weight`)
+    cap : the largest number of samples of a rank in a step, as a multiple of `batch_size`. A rank
+        must have memory for this number of samples
+    least : the smallest number of samples of a rank in a step. With 0, a batch may be empty, and
+        losses must be summed (see `weight`)
     epoch_order : whether to run the epochs in the order that loads the fewest samples (section 4.2
         of the paper)
     epochs : the number of epochs, which `epoch_order` needs

@@ -13,10 +13,10 @@ LEAST = {"epoch": 0, "done": 0, "per_step": 1, "ranks": 1, "length": 1, "epochs"
 
 @dataclass(frozen=True)
 class State:
-    """The position of a training run. It is counted in global batches, so the run can continue from
-    this position on any number of ranks.
+    """The position of a training run. The position is counted in global batches, so the run can
+    continue from it on any number of ranks.
 
-    epoch : the running epoch;  done : how many of its steps were delivered
+    epoch : the current epoch;  done : how many of its steps were delivered
     per_step : the number of samples in a step, on all ranks together
     ranks : the number of ranks of the training that wrote the first state. The length of an epoch
         is padded or cut to a multiple of this number, even if the training continues on another

@@ -1,5 +1,5 @@
 """Makes all ranks take the same number of steps, even if their shards differ in size. DDP requires
-this, since every step waits for all ranks."""
+this, because every step waits for all ranks."""
 
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
@@ -10,8 +10,8 @@ T = TypeVar("T")
 
 
 def equal_steps(batches: Iterable[T], max_steps: int) -> Iterator[T]:
-    """Yields exactly `max_steps` batches. If `batches` has fewer, it is iterated over again; if it
-    has more, only the first ones are taken.
+    """Yields exactly `max_steps` batches. If there are fewer, the function iterates over `batches`
+    again. If there are more, it yields only the first ones.
 
     batches : for example the DataLoader of a rank's own shard
     max_steps : the same on all ranks; otherwise DDP waits forever for a rank that has ended

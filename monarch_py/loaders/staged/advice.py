@@ -1,9 +1,9 @@
 """Computes how many worker processes a training run needs, as in section 4.1 of the Lobster paper.
 
-The model consists of two piecewise linear functions of the number of workers: the computing time
-per sample [s], which grows when the processors are saturated, and the waiting time per sample [s],
-which grows when the source is saturated. Each size class of samples has its own model, because
-large samples take longer.
+The model consists of two piecewise linear functions of the number of workers. One is the computing
+time per sample [s], which grows when the processors are saturated. The other is the waiting time
+per sample [s], which grows when the source is saturated. Each size class of samples has its own
+model, because large samples take longer.
 """
 
 import time
@@ -16,14 +16,14 @@ import numpy as np
 from monarch_py.loaders.staged.stage import Batch, Counts
 from monarch_py.policies.lobster.preprocessing import PiecewiseLinear
 
-# An epoch may take at most this share longer than with the best number of workers. `fewest` returns
-# the smallest number of workers that meets this condition.
+# `fewest` returns the smallest number of workers with which an epoch takes at most this share
+# longer than with the best number.
 TOLERANCE = 0.05
 # The largest number of straight lines in a model: one line for few workers, which do not slow each
 # other down, and one line for more workers.
 PIECES = 2
-# If a measurement differs from the model by more than this factor, the conditions have changed:
-# files have been copied, or another job has started.
+# If a measurement differs from the model by more than this factor, the conditions are assumed to
+# have changed. For example, files were copied, or another job has started.
 CHANGED = 1.5
 
 
@@ -81,7 +81,7 @@ class SampleTime:
     def fit(cls, points: Mapping[int, Sum]) -> "SampleTime":
         """Fits the model to measurements.
 
-        points : the measured times, by the number of workers
+        points : the number of workers -> the times that were measured with it
         """
         x = sorted(points)
         waiting = [points[count].waiting / points[count].samples for count in x]
@@ -95,9 +95,9 @@ class SampleTime:
     def _of(self, lines: PiecewiseLinear, workers: int) -> float:
         if workers > self.counts[-1]:
             return float(lines(workers))
-        # `lines` are at most two straight lines. The second line takes over somewhere between two
+        # `lines` consists of at most two straight lines. The first one ends somewhere between two
         # measured numbers of workers, but it is not known where. So the lines are used only at the
-        # measured numbers. The values between these numbers are interpolated.
+        # measured numbers, and the values in between are interpolated.
         return float(np.interp(workers, self.counts, lines(self.counts)))
 
 
@@ -105,8 +105,8 @@ class SampleTime:
 class Model:
     """The time that batches take [s], as a function of the number of workers.
 
-    times : (size classes,) the model of each class
-    shares : (size classes,) each class's share of all samples
+    times : (size classes,) the model of each size class
+    shares : (size classes,) the share of all samples that belong to each size class
     """
 
     times: Sequence[SampleTime]
@@ -116,7 +116,7 @@ class Model:
     def fit(cls, measured: Measured, shares: Mapping[int, float] | None = None) -> "Model":
         """Fits a model to measurements.
 
-        shares : each size class's share of all samples; None to take its share of the measured
+        shares : size class -> its share of all samples; None to use its share of the measured
             samples
         """
         classes = sorted({key.size for key in measured})
@@ -163,8 +163,8 @@ class Advisor:
 
     most : the largest number of workers
     count : the number of workers for the next epoch
-    measured : the times of past epochs. If an epoch's times differ too much from the predicted
-        times (CHANGED), the times of all earlier epochs are dropped
+    measured : the times of past epochs. They are dropped if a new epoch's times differ too much
+        (CHANGED) from the times that they predict
     """
 
     most: int
@@ -197,15 +197,15 @@ class Advisor:
         self._take_over()
         measured_most = max(key.workers for key in self.measured)
         batch = (counts.samples - self._before.samples) / batches
-        # Beyond the largest measured number of workers the model only extrapolates. So the next
-        # number is at most twice the largest measured one.
+        # Above the largest measured number of workers, the model only extrapolates. So the next
+        # number is at most twice this number.
         limit = min(self.most, 2 * measured_most)
         self.count = fewest(Model.fit(self.measured), batch, step_s, limit)
 
     def _take_over(self) -> None:
-        """Adds the epoch's measurements to `measured`. Before that, compares the epoch's time per
-        sample with the time that the earlier measurements predict. If the two times differ by more
-        than the factor CHANGED in any size class, all earlier measurements are dropped."""
+        """Adds the epoch's measurements to `measured`. First compares the epoch's time per sample
+        with the time that the earlier measurements predict. If these two times differ by more than
+        the factor CHANGED in a size class, drops all earlier measurements."""
         for key, now in self._now.items():
             known = {
                 each.workers: sum_ for each, sum_ in self.measured.items() if each.size == key.size

@@ -20,8 +20,8 @@ from monarch_py.util.processes import PROC, Identity
 # While the training waits for a batch, it checks at this interval [s] that its workers still run.
 LOOK_S = 0.5
 # If a worker remains stopped (by SIGSTOP) for longer than this time [s], an error is raised.
-# Shorter stops are allowed: when a whole job is stopped or continued, its processes do not all
-# stop or continue at the same moment.
+# Shorter stops are allowed: if a user stops or continues a whole job, its processes do not all stop
+# or continue at the same moment.
 STOPPED_S = 3.0
 # How long [s] workers may take to end before they are killed. A worker may first have to finish a
 # read.
@@ -49,9 +49,8 @@ class Crew:
 
     method : multiprocessing's start method for the workers, for example "spawn"; None for the
         default
-    seed : the seed of the first worker's random generators; each later worker's seed is 1 greater
-        than the seed of the worker before it
-    init : called by each worker at its start, with the worker's number
+    seed : the seed of the random generators in worker 0; worker n has the seed `seed` + n
+    init : a function that each worker calls at its start, with its number
     """
 
     def __init__(
@@ -64,8 +63,8 @@ class Crew:
         self._poll = select.poll()
         self._workers: dict[int, Worker] = {}  # descriptor of the pipe -> worker at its other end
         self._stopped_since: dict[int, float] = {}  # by process id
-        # The callback must not refer to this object. Otherwise the object would not be collected
-        # when nothing else refers to it, and the workers would run until the interpreter ends.
+        # The callback must not refer to this object. Otherwise the object would never be
+        # garbage-collected, and the workers would run until the interpreter ends.
         self._end = weakref.finalize(self, _end_all, self._workers, os.getpid())
 
     @property
@@ -73,8 +72,7 @@ class Crew:
         return len(self._workers)
 
     def resize(self, count: int) -> None:
-        """Starts or ends workers until `count` workers run. The workers that it ends must be
-        idle."""
+        """Starts or ends workers until `count` workers run. Surplus workers must be idle."""
         while self.size < count:
             self._start()
         surplus = list(self._workers.items())[count:]
@@ -155,8 +153,8 @@ class Crew:
         now = time.monotonic()
         for worker in self._workers.values():
             pid = worker.process.pid
-            # The pipe of an ended worker stays open if a child of the worker has inherited it. So
-            # the exit status is checked too.
+            # If a child of the worker has inherited the pipe, it stays open after the worker's end.
+            # So the exit status is checked too.
             if worker.process.exitcode is not None:
                 raise self._gone(worker)
             if not _is_stopped(pid):
@@ -181,8 +179,8 @@ def _end_all(workers: dict[int, Worker], owner: int) -> None:
 def _end_workers(workers: Sequence[Worker]) -> None:
     """Tells workers that there are no more tasks, and kills those that do not end within END_S."""
     for worker in workers:
-        # Closing the pipe is not enough: forked processes may have copies of this end, which keep
-        # the pipe open.
+        # Closing the pipe is not enough, because forked processes may have copies of its
+        # descriptor, which keep it open.
         with suppress(OSError):
             if _takes_more(worker.link):
                 worker.link.send_bytes(NO_MORE)

@@ -1,7 +1,7 @@
 """StagedLoader: like torch's DataLoader, but batches are read into a reused ring of shared memory.
 
 Worker processes read samples straight into a slot of the ring, and the training receives views of
-the slot. So a sample is written once, and nothing is allocated, sent or mapped for a batch::
+the slot. So a sample is written only once, and no memory is allocated, sent or mapped for a batch::
 
     loader = StagedLoader(dataset, batch_sampler=sampler, workers=4)
     for epoch in range(epochs):
@@ -39,31 +39,32 @@ MOST_AUTO_WORKERS = 16
 class StagedLoader:
     """Batches of a dataset in the order of its batch sampler, read ahead by worker processes.
 
-    The arrays of a batch are views of shared memory, valid until the next batch is asked for.
+    The arrays of a batch are views of shared memory. They are valid until the next batch is asked
+    for.
 
-    dataset : has `dataset[i]`, or `__getitems__(list)`. Samples are read in place, which means
-        straight into the shared memory, under three conditions: there is no collate_fn; samples are
-        bytes or arrays; and the class of the dataset defines `read_into(samples, out)` and `sizes`
-        together with `dataset[i]`. A batch that is read in place is one array, (samples, *shape),
-        or a list of byte arrays if samples differ in size
-    batch_sampler : an iterable of lists of samples. If the sampler's state_dict has an argument
-        `done`, the sampler's load_state_dict continues an epoch from a checkpoint. Otherwise the
-        loader skips the batches that were delivered before the checkpoint
-    workers : the number of processes; 0 reads in this process. "auto" begins with one process, and
-        then chooses the number for each epoch from measured times, as section 4.1 of the Lobster
-        paper does
+    dataset : a dataset with `dataset[i]` or `__getitems__(list)`. Samples are read in place
+        (straight into the shared memory) if three conditions are met: there is no collate_fn;
+        samples are bytes or arrays; and the class of the dataset defines `read_into(samples, out)`
+        and `sizes` together with `dataset[i]`. A batch that is read in place is one array,
+        (samples, *shape), or a list of byte arrays if samples differ in size
+    batch_sampler : an iterable of lists of samples. If its state_dict has an argument `done`, the
+        sampler itself continues an epoch from a checkpoint. Otherwise the loader skips the batches
+        that were delivered before the checkpoint
+    workers : the number of processes; 0 reads in this process. "auto" begins with one process. For
+        each later epoch, it chooses the number from measured times, as in section 4.1 of the
+        Lobster paper
     copy : True copies each batch to memory of its own, so that the training may keep the batch
-    pin_memory : registers the shared memory with CUDA, once. The GPU may still read a batch when
-        the training asks for the next batch. So the memory of a batch is reused only when the GPU
-        has done all work that was queued on the current CUDA stream before this request
-    collate_fn : makes a batch of samples, in the worker; None collates as torch does
+    pin_memory : registers the shared memory with CUDA. The GPU may still read a batch when the
+        training asks for the next batch. So the batch's memory is reused only when the GPU has done
+        all work that was on the current CUDA stream at that moment
+    collate_fn : makes a batch of samples, in the worker; None to collate as torch does
     tensors : True for batches of torch's tensors, False for arrays; None for tensors if torch is
         installed, otherwise arrays
-    prefetch : batches that are read ahead, per worker
-    persistent : False ends the workers after each epoch
+    prefetch : the number of batches per worker that are read ahead
+    persistent : whether the workers continue to run after an epoch
     max_batch : the largest size that a batch may have: bytes, or a size such as "1GiB". A large
-        limit reserves much address space, but takes no more memory than the largest batches so far
-        have needed
+        limit reserves much address space, but the loader uses only as much memory as its largest
+        batches
     multiprocessing_context : "fork", "spawn" or "forkserver"; None for Python's default
     worker_init_fn : called in each worker at its start, with the worker's number
 
@@ -114,7 +115,7 @@ class StagedLoader:
             self._stage.may_reuse = self._pinned.may_reuse
         self._sizes = sizes
         self._owner = os.getpid()
-        self._epoch = 0  # the newest iteration's number; earlier iterations yield nothing more
+        self._epoch = 0  # the number of the newest iteration; older iterations yield nothing
         self._delivered, self._skip = 0, 0
         self._sampled_epoch = _epoch_of(batch_sampler)
 
@@ -158,7 +159,7 @@ class StagedLoader:
         if self._advisor is not None:
             self._stage.workers = self._advisor.begin(self._stage.counts)
         if self._pinned is not None:
-            self._pinned.passed_on()  # frees the last batch of an epoch that was left early
+            self._pinned.passed_on()  # frees the last batch of an unfinished epoch
         epoch = _epoch_of(self.batch_sampler)
         # The position of a loaded state is valid only in the state's own epoch.
         skip = self._skip if epoch == self._sampled_epoch else 0
@@ -173,8 +174,8 @@ class StagedLoader:
     # --- state ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the training's position for a checkpoint. The position includes the batches that
-        were delivered to the training, but not batches that were only read ahead."""
+        """Returns the training's position for a checkpoint. Only batches that were delivered to the
+        training count, not batches that were read ahead."""
         is_new = _epoch_of(self.batch_sampler) != self._sampled_epoch
         done = 0 if is_new else self._delivered
         sampler: Any = self.batch_sampler
@@ -183,10 +184,10 @@ class StagedLoader:
         return {"delivered": done, "batch_sampler": sampler.state_dict(done=done)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from a state: the next iteration continues the state's epoch after the batches
-        that were delivered. If `set_epoch` then sets another epoch, that epoch begins at its
-        first batch. If the batch sampler has no epochs and the state was saved at the end of an
-        epoch, the next iteration begins at the first batch."""
+        """Continues from a state: the next iteration continues the state's epoch after the last
+        delivered batch. If `set_epoch` sets another epoch before the iteration, this epoch begins
+        at its first batch. If the batch sampler has no epochs and the state was saved at the end of
+        an epoch, the next iteration begins at the first batch."""
         self._epoch += 1
         done = int(state["delivered"])
         sampler: Any = self.batch_sampler
@@ -204,14 +205,14 @@ class StagedLoader:
     def statistics(self) -> dict[str, Any]:
         """Returns counts since the loader was made.
 
-        batches, samples, bytes : what was delivered
+        batches, samples, bytes : how much was delivered to the training
         stalls, wait_seconds : how often and how long the training waited for a batch
         workers : the number of workers now
         waiting_seconds, computing_seconds : how long workers waited for data, and how long they
             computed
-        sources : where samples came from. If the dataset has a method `sources`, as KeptDataset
-            does, this is the method's result. Otherwise it is the result of daemon_sources, the
-            counts of the node's daemon
+        sources : how many samples came from where. This is the result of the dataset's method
+            `sources` if there is one, as in KeptDataset. Otherwise it is the result of
+            daemon_sources: the counts of the node's daemon
         """
         counts = self._stage.counts
         own = getattr(self.dataset, "sources", None)
@@ -275,8 +276,8 @@ class StagedLoader:
         return [as_tensor(part) for part in parts] if self._tensors else parts
 
     def bounds(self, batch: Batch) -> Iterator[tuple[int, int]]:
-        """Yields where each sample of a batch begins and ends in the batch's slot. The dataset must
-        have read the batch directly into the slot."""
+        """Yields where each sample of a batch begins and ends in the batch's slot. The batch must
+        have been read in place."""
         assert self._sizes is not None
         ends = np.cumsum(self._sizes[np.asarray(batch.indices, dtype=np.int64)]).tolist()
         return zip([0, *ends], ends, strict=False)

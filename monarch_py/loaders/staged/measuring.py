@@ -24,18 +24,18 @@ from monarch_py.loaders.staged.stage import Stage
 from monarch_py.loaders.staged.work import Failure, Work
 
 # The numbers of workers that are measured, in this order. Measuring ends early if more workers do
-# not help. The model interpolates between these numbers.
+# not help. For numbers in between, the model interpolates.
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-# Measuring ends when the last two steps in COUNTS together raised the speed by less than this
-# factor. At least four numbers of workers are measured, because the model has two straight lines,
+# Measuring ends when the speed is less than this factor above the speed of two steps before in
+# COUNTS. At least four numbers of workers are measured, because the model has two straight lines,
 # and each line needs two points. If all samples are of one size class, measuring also ends when
 # batches are read more than twice as fast as the training uses them.
 GAIN = 1.03
 # LEAST_BATCHES: the least number of batches per worker in a measurement.
 # FIRST_BATCHES: the number of batches per worker that are read before the measurement, to warm up.
 LEAST_BATCHES, FIRST_BATCHES = 4, 2
-# The largest number of size classes that are measured. Samples of rarer classes count as samples of
-# the nearest measured class.
+# The largest number of size classes that are measured. Samples of rarer classes are treated as
+# samples of the nearest measured class.
 MOST_CLASSES = 3
 
 
@@ -44,9 +44,9 @@ class Advice:
     """The number of workers that a training run needs, and the measurements from which it follows.
 
     workers : the smallest number of workers with which an epoch takes at most 5 % longer than with
-        the best number of workers
-    is_enough : whether these workers deliver batches as fast as the training uses them, or at most
-        5 % slower
+        the number that is fastest
+    is_enough : whether these workers read batches as fast as the training uses them, or at most 5 %
+        slower
     model : the model, fitted to the measurements;  samples : the number of samples in an epoch
     batch : the number of samples in a batch
     step_s : how long the training computes for a batch [s]
@@ -77,8 +77,8 @@ def advise(
     method: str | None = None,
 ) -> Advice:
     """Measures how fast workers read the dataset's samples, and computes how many workers a
-    training run needs. Samples are read in random order. No sample is read again before all samples
-    have been read.
+    training run needs. Samples are read in random order. A sample is read a second time only after
+    all samples were read.
 
     batch : the number of samples in a batch
     step_s : how long the training computes for a batch [s]
@@ -109,7 +109,7 @@ def advise(
 
 def _classes(dataset: Any) -> list[tuple[int, Ints]]:
     """Returns the most frequent size classes, each with its samples. Samples of other classes are
-    counted as samples of the nearest of these classes."""
+    added to the nearest of these classes."""
     everything = np.arange(len(dataset))
     if not hasattr(dataset, "sizes"):
         return [(0, everything)]
@@ -137,9 +137,9 @@ class _Measuring:
 
     def until_enough(self, most: int, step_s: float) -> Iterator[tuple[int, Sum]]:
         """Yields pairs: a number of workers, and the times that were measured with this number. The
-        numbers first rise, until more workers do not help or are not needed. Then they fall again,
-        so each number is measured twice. If the load of other programs changes in the meantime,
-        this affects the times of all numbers of workers about equally."""
+        numbers first rise, until more workers do not help or are not needed. Then the same numbers
+        are measured again in falling order. So if the load of other programs changes slowly, it
+        affects all numbers about equally."""
         rates: list[float] = []
         for count in [each for each in COUNTS if each <= most]:
             found = self._with(count)

@@ -1,5 +1,4 @@
-"""Classes with the interface of NoPFS (paper: Dryden and others, SC'21). StagedLoader reads their
-batches.
+"""Classes with the interface of NoPFS (paper: Dryden and others, SC'21), based on StagedLoader.
 
 ::
 
@@ -9,8 +8,8 @@ batches.
         for images, labels in NoPFSDataLoader(dataset):
             ...
 
-The seed fixes every access of every rank in advance. From these accesses, NoPFS decides which node
-keeps which samples. In Monarch, the daemons or LocalFirstSampler make this decision.
+The seed determines in advance which samples each rank will read, and when. From this, NoPFS decides
+which node keeps which samples. In Monarch, the daemons or LocalFirstSampler decide this.
 """
 
 import io
@@ -45,7 +44,8 @@ class UniformSampler(ScheduledSampler):
 
 
 class Job:
-    """The samples of a training run in the order of their use, read ahead into one buffer.
+    """Delivers the samples of a training run in the order of their use. They are read ahead into
+    one buffer.
 
     dataset : the root of an ImageFolder, or a dataset with `read_into` and `sizes`. It may have
         `labels`, one for each sample
@@ -104,7 +104,7 @@ class Job:
     def _begin(self) -> None:
         self._epoch = -1
         self._is_cut = False  # whether this epoch was interrupted because a worker was lost
-        self.iterated = 0  # epochs that loaders of this job have begun
+        self.iterated = 0  # the number of epochs that loaders of this job have begun
         self._batches: Any = None
         self._samples: Iterator[tuple[memoryview, Any]] = iter(())
 
@@ -123,7 +123,7 @@ class Job:
         """Returns this rank's next sample and its label (None without labels). The sample is a view
         of the memory that it was read into. The view is valid until `get` is called for the first
         sample of the next batch. Raises MonarchError after the last epoch. Also raises MonarchError
-        if a worker is gone; the next call then reads the same batch with new workers."""
+        if a worker was lost; the next call then reads the same batch with new workers."""
         for sample in self._samples:
             return sample
         self._samples = self._of_batch()
@@ -146,8 +146,8 @@ class Job:
         try:
             return next(self._batches, None)
         except MonarchError:
-            # The loader's iteration has ended. Let the loader load its own state, so that the next
-            # iteration begins after the delivered batches.
+            # The loader's iteration has ended. The loader loads its own state here, so that its
+            # next iteration begins after the delivered batches.
             self.loader.load_state_dict(self.loader.state_dict())
             self._batches, self._is_cut = None, True
             raise
@@ -171,8 +171,8 @@ class Job:
         return len(self.dataset)
 
     def statistics(self) -> dict[str, Any]:
-        """Returns counts in the form of StagedLoader.statistics: what `get` has delivered, where
-        the samples came from, and how long the training waited."""
+        """Returns the counts of StagedLoader.statistics, here for the samples that `get` has
+        delivered."""
         return self.loader.statistics()
 
     def destroy(self) -> None:

@@ -1,4 +1,4 @@
-"""Registers a ring's memory with CUDA, so that copies to a GPU run while the training goes on."""
+"""Registers a ring's memory with CUDA, so that copies from it to a GPU are asynchronous."""
 
 import warnings
 from typing import Any
@@ -39,9 +39,9 @@ class Pinned:
         self._registered[slot] = size
 
     def passed_on(self) -> None:
-        """Notes that the training asks for the next batch. The training may have queued copies of
-        the present batch on the current CUDA stream, and these copies may not have ended. So an
-        event is recorded that marks their end."""
+        """Notes that the training asks for the next batch. Copies of the present batch to the GPU
+        may still be queued on the current CUDA stream. So an event is recorded, which occurs when
+        they have ended."""
         if self._torch is not None and self._given is not None:
             event = self._torch.cuda.Event()
             event.record()

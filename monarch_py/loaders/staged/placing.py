@@ -34,7 +34,7 @@ class Placed:
     """An array in a slot.
 
     offset : where the array begins [bytes]
-    dtype : the name of numpy's dtype, or of torch's if numpy lacks it
+    dtype : the name of a numpy dtype, or of a torch dtype that numpy lacks
     is_tensor : whether DataLoader would return the array as a tensor
     """
 
@@ -46,8 +46,8 @@ class Placed:
 
 def collate(samples: Sequence[Any]) -> Any:
     """Returns the batch that torch's default_collate would make of the samples, except that arrays
-    are not stacked yet. Instead, the batch contains a Stack, whose arrays `place` stacks in the
-    slot. Raises ConfigError if torch has no default batch for these samples."""
+    are not stacked yet. Instead, the batch contains a Stack of arrays, which `place` later stacks
+    in the slot. Raises ConfigError if torch has no default batch for these samples."""
     if not samples:
         return []
     first = samples[0]
@@ -91,8 +91,9 @@ def place(batch: Any, slot: Bytes, *, by_default: bool) -> tuple[Any, int]:
     replaces each array, and how much of the slot is used [bytes]. Raises MonarchError if the slot
     is too small.
 
-    by_default : whether the function `collate` has made the batch, not a function of the user. If
-        so, arrays are marked as tensors, because torch's default_collate would return tensors
+    by_default : whether the function `collate` has made the batch, rather than a function of the
+        user. If so, arrays are marked as tensors, because torch's default_collate would return
+        tensors
     """
     placing = _Placing(slot, by_default)
     return _mapped(batch, placing.leaf), placing.used
@@ -142,7 +143,7 @@ def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _is_tensor(value: Any) -> bool:
-    # Recognise the type by its name, since torch need not be installed.
+    # Recognise the type by its module's name, because torch may be missing.
     return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "is_cpu")
 
 

@@ -1,5 +1,4 @@
-"""Asks the node's daemon how many opens found copies, how many went to the source, and how many
-bytes other nodes sent."""
+"""Asks the node's daemon how many opens of files found copies, and how many went to the source."""
 
 from monarch_py.config.layers import default_file
 from monarch_py.errors import SessionError
@@ -10,8 +9,9 @@ from monarch_py.util.launcher import with_rank
 
 def daemon_sources() -> dict[str, int]:
     """Returns what the daemon of this process's configuration has counted since its start, for all
-    programs: opens that found copies, opens that went to the source, and bytes that other nodes
-    sent. Returns an empty dict if the daemon does not run."""
+    programs: how many opens of files found copies (`copies`), how many went to the source
+    (`source`), and how many bytes other nodes sent (`bytes_from_peers`). Returns an empty dict if
+    the daemon does not run."""
     configuration = default_file()
     if configuration is None:
         return {}

@@ -11,14 +11,14 @@ from monarch_py.loaders.memory.ring import Ring
 from monarch_py.loaders.staged.crew import Crew
 from monarch_py.loaders.staged.work import Clock, Done, Failure, Times, Work
 
-# While no slot is free, the training checks at this interval [s] whether the copy of a batch to a
-# GPU has ended.
+# While all slots are in use, the training checks at this interval [s] whether the copy of a batch
+# to a GPU has ended, which frees a slot.
 BUSY_S = 0.0005
 
 
 @dataclass
 class Counts:
-    """What a loader has delivered since it was made.
+    """How much a loader has delivered since it was made, and how long that took.
 
     stalls : the number of batches that the training waited for
     wait_seconds : how long the training waited for batches
@@ -46,7 +46,7 @@ class Counts:
 class Batch:
     """A batch in its slot.
 
-    indices : its samples
+    indices : the numbers (or other keys) of the batch's samples
     tree : the batch's tree, as placing.place returns it; None if the batch was read in place; a
         Failure if the read has failed
     """
@@ -60,13 +60,13 @@ class Batch:
 
 @dataclass
 class BatchesAhead:
-    """The batches of the running epoch that were not delivered yet.
+    """The batches of the current epoch that were not delivered yet.
 
     batches : the batches that have not been requested from workers yet
     has_more : whether `batches` may yield another batch
     order : the numbers of the tasks whose batches were not delivered yet, in the order of delivery.
-        A task that is not in `order` belongs to an epoch that was left early. The answer to this
-        task is dropped, and the task's slot becomes free
+        If a worker answers a task that is not in `order`, the task belongs to an epoch that the
+        training has left early. Then the answer is dropped, and the task's slot becomes free
     """
 
     batches: Iterator[Sequence[Any]] = field(default_factory=lambda: iter(()))
@@ -80,8 +80,8 @@ class Stage:
 
     workers : the number of processes; 0 to read in the training's own process
     prefetch : the number of batches to read ahead, per worker
-    may_reuse : a function that returns whether a slot may be overwritten now; it is called for
-        slots that the training no longer uses
+    may_reuse : a function that returns whether a slot may be overwritten now. It is called only for
+        slots that the training has given back
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Stage:
 
     def next(self) -> Batch:
         """Returns the next batch. Its tree is a Failure if reading the batch has failed. Raises
-        StopIteration at the end of the epoch. Raises MonarchError if a worker is gone; this also
+        StopIteration at the end of the epoch. Raises MonarchError if a worker was lost; this also
         ends the epoch."""
         self._give_back()
         if not self.workers:
@@ -174,7 +174,8 @@ class Stage:
         return slot
 
     def _ask(self) -> None:
-        """Asks workers for further batches, as far as `prefetch` and free slots allow."""
+        """Asks workers for more batches, up to the limit that `prefetch` sets, while slots are
+        free."""
         most = self.workers * self._prefetch
         while self._ahead.has_more and len(self._ahead.order) < most:
             slot = self._free_slot()
@@ -202,8 +203,8 @@ class Stage:
         began, is_stall = time.perf_counter(), False
         self._hear(wait=False)
         while not self._ahead.order and self._ahead.has_more:  # no slot was free
-            # Either workers still fill slots for an epoch that was left early, or copies to a GPU
-            # have not ended yet.
+            # Either workers still fill slots for an earlier epoch, which the training has left
+            # early, or copies from slots to a GPU have not ended yet.
             self._hear(wait=bool(self._asked))
             if not self._asked:
                 time.sleep(BUSY_S)
@@ -227,8 +228,9 @@ class Stage:
                 del self._answers[done.task]
 
     def _drop(self, task: int) -> bool:
-        """Frees the slot of an answered task from an earlier epoch. Always returns False: `begin`
-        calls this in the condition of a dict comprehension, to leave the task's answer out."""
+        """Frees the slot of an answered task from an earlier epoch. Always returns False, because
+        `begin` calls this method as the condition of a dict comprehension, which must omit the
+        task's answer."""
         self._free.append(self._asked.pop(task)[0])
         return False
 

@@ -29,11 +29,11 @@ ORPHAN_S = 1.0
 
 @dataclass(frozen=True)
 class Work:
-    """The values that a worker needs to read batches. All of them must be picklable, unless workers
-    are forked.
+    """The values that a worker needs to read batches. They must be picklable if workers are not
+    forked.
 
-    sizes : (samples,), the samples' sizes [bytes], if `dataset.read_into` reads batches in place;
-        else None
+    sizes : (samples,), the samples' sizes [bytes], if `dataset.read_into` reads batches straight
+        into slots (in place); else None
     collate_fn : makes a batch of samples; None for placing.collate
     """
 
@@ -62,7 +62,7 @@ class Work:
 class Times(NamedTuple):
     """A worker's time for one batch [s].
 
-    computing : how long the worker ran on a processor or waited for a processor
+    computing : how long the worker ran on a processor, or was ready and waited for one
     waiting : all other time
     """
 
@@ -108,7 +108,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception that was raised while a batch was read, in the form in which a worker sends it.
+    """An exception that was raised while a batch was read, in a form that a worker can send.
 
     text : the worker's traceback; "" if the training's own process has read the batch
     """
@@ -174,7 +174,8 @@ def run(start: Start, link: Connection, inherited: Sequence[Connection]) -> None
     consists of its number, the slot to fill, and the result of Ring.write_numbers, which the worker
     passes to Ring.read_numbers to get the samples' numbers.
 
-    inherited : the training's ends of pipes, which a forked worker has inherited and must close
+    inherited : the training's ends of the workers' pipes, which a forked worker inherits and must
+        close
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl-C, the training ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -230,8 +231,8 @@ def _do(start: Start, task: Any, clock: Clock, problem: BaseException | None) ->
 
 
 def seed_generators(seed: int) -> None:
-    """Seeds this process's random generators, and limits torch to one thread. Without a seed of
-    their own, forked workers would all draw the same random numbers."""
+    """Seeds this process's random generators, and limits torch to one thread. Forked workers with
+    the same seed would all draw the same random numbers."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch = sys.modules.get("torch")
