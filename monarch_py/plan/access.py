@@ -1,9 +1,9 @@
 """Statistics of a timeline: how often a node accesses each unit, when it first accesses the unit,
 and, for each access, when it accesses the same unit again.
 
-A unit is a sample, a file or a part of a file. Epochs are processed one after the other, so memory
-grows with the number of units, not with the number of epochs. The loops over accesses are in C
-(csrc/plan/access.c).
+A timeline is the sequence of all accesses of a training run. A unit is a sample, a file or a part
+of a file. Epochs are processed one after the other, so the required memory depends on the number of
+units, not on the number of epochs. The loops over accesses are in C (csrc/plan/access.c).
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from monarch_py.native import lib
 from monarch_py.plan.samplers import Order
 from monarch_py.plan.timeline import Section, Timeline
 
-# Used as the position of a unit's first or next use if there is no such use. It is larger than
+# Used as the position of a unit's first or next use if the unit is not used. It is larger than
 # every real position, and equals MONARCH_PLAN_NEVER in C.
 NEVER = int(np.iinfo(np.int64).max)
 
@@ -32,8 +32,10 @@ Positions = npt.NDArray[np.int64]
 class NodeAccess:
     """How one node accesses every unit.
 
-    frequency : (units,) uint32, the number of accesses in all epochs, as in section 3.1 of NoPFS
-    first_use : (units,) int64, position of the first access; NEVER if there is none
+    frequency : (units,) uint32, how often the node accesses each unit in all epochs, as in section
+        3.1 of the NoPFS paper
+    first_use : (units,) int64, the position of the first access to each unit; NEVER if the node
+        does not access the unit
     """
 
     frequency: npt.NDArray[np.uint32]
@@ -64,8 +66,8 @@ def add_first_uses(accesses: Order, start: int, first: Positions) -> None:
 
 def analyse(timeline: Timeline, node: int, epoch: int = 0, batch: int = 0) -> NodeAccess:
     """Returns how often a node (all its ranks together) accesses each unit, and the position of its
-    first access to each unit. Accesses before batch `batch` of epoch `epoch` do not count. Raises
-    ConfigError for a node or batch that does not exist."""
+    first access to each unit. Ignores all accesses before batch `batch` of epoch `epoch`. Raises
+    ConfigError if there is no such node, epoch or batch."""
     _check_node(timeline, node)
     frequency = counters(timeline.units)
     first = np.full(timeline.units, NEVER, dtype=np.int64)
@@ -95,8 +97,8 @@ def next_uses(timeline: Timeline, node: int) -> Iterator[tuple[Section, Position
 
     Yields a pair (section, positions) for each section of the timeline, the last section first.
     `positions` is int64, with one element for each access of the node in the section. An element is
-    NEVER if the unit is not accessed again, or if the node has NONE instead of an access. Raises
-    ConfigError for a node that does not exist.
+    NEVER if the unit is not accessed again, or if the element stands for NONE (no access). Raises
+    ConfigError if there is no such node.
     """
     _check_node(timeline, node)
     later = np.full(timeline.units, NEVER, dtype=np.int64)
@@ -116,19 +118,20 @@ def next_uses(timeline: Timeline, node: int) -> Iterator[tuple[Section, Position
 
 
 def spread(frequency: npt.NDArray[np.uint32]) -> float:
-    """Returns the frequencies' coefficient of variation: the standard deviation divided by the
-    mean; 0 without accesses.
+    """Returns the coefficient of variation of the frequencies: their standard deviation divided by
+    their mean; 0 if there are no accesses.
 
-    If the coefficient is near 0, a policy that exploits differences between units gains nothing.
-    For example, files that contain many samples are all accessed about equally often.
+    A coefficient near 0 means that all units are accessed about equally often, for example because
+    each file contains many samples. A policy that exploits differences between units then gains
+    nothing.
     """
     mean = float(frequency.mean()) if len(frequency) else 0.0
     return float(frequency.std()) / mean if mean else 0.0
 
 
 def counters(n: int) -> npt.NDArray[np.uint32]:
-    """Returns an array of zeros, (n,) uint32. np.zeros would not request huge pages, and random
-    access to an array in small pages takes twice as long."""
+    """Returns an array of zeros, (n,) uint32, in huge pages of memory if possible. (np.zeros does
+    not request huge pages, and random access to an array in small pages takes twice as long.)"""
     return np.full(n, 0, dtype=np.uint32)
 
 

@@ -2,8 +2,8 @@
 
 The distribution follows from a formula, so no order of samples is computed.
 
-In each epoch every sample goes to one of `N` nodes at random. So the number of times that a node
-accesses a sample in `E` epochs is binomial, with `E` trials of probability `1 / N`.
+In each epoch a random one of `N` nodes accesses the sample. So the number of a node's accesses to
+the sample in `E` epochs has a binomial distribution: `E` trials, each with probability `1 / N`.
 """
 
 from math import log1p
@@ -23,8 +23,8 @@ def distribution(epochs: int, nodes: int) -> Floats:
         return np.array([0.0] * epochs + [1.0])
     k = np.arange(epochs)
     # Let P(k) be the probability of k accesses. `ratios` contains log(P(k + 1) / P(k)) for each k.
-    # Adding logarithms is accurate even if P(0) is too small for a float. Multiplying probabilities
-    # would then give 0 for every k.
+    # The sums of these logarithms are accurate even if P(0) is too small for a float. In this case,
+    # products of probabilities would be 0 for every k.
     ratios = np.log((epochs - k) / ((k + 1) * (nodes - 1)))
     found = np.exp(epochs * log1p(-1 / nodes) + np.concatenate([[0.0], ratios.cumsum()]))
     return np.asarray(found)

@@ -37,8 +37,8 @@ def _cannot_read(path: str | Path, error: OSError) -> MonarchError:
 
 
 def _walk(root: Path, patterns: tuple[str, ...]) -> list[str]:
-    """Returns the paths of the files below `root` that a pattern matches, relative to `root` and
-    sorted."""
+    """Returns the paths of all files below `root` that match one of the patterns. The paths are
+    sorted, and relative to `root`."""
     wanted, found = PathFilter(patterns), []
 
     def failed(error: OSError) -> None:
@@ -62,7 +62,8 @@ def _sizes(root: Path, names: list[str]) -> Uints:
 
 
 def index_files(root: Path, patterns: tuple[str, ...] = PATTERNS["files"]) -> Index:
-    """Returns the index of a dataset whose files are its samples, sorted by path."""
+    """Returns the index of a dataset in which each file is one sample. The samples are sorted by
+    path."""
     names = _walk(root, patterns)
     return Index.of("files", root, names, _sizes(root, names))
 
@@ -102,10 +103,10 @@ def index_image_folder(root: Path) -> Index:
 def _index_shards(
     kind: str, root: Path, patterns: tuple[str, ...], read: Callable[[Path], Extents]
 ) -> Index:
-    """Returns the index of files with many samples each. The files are sorted by path, and the
-    samples of a file are in the order in which they lie in the file.
+    """Returns the index of a dataset in which a file contains many samples. The files are sorted by
+    path. The samples of a file keep their order in the file.
 
-    root : a directory, or one file
+    root : the directory of the files, or a single file
     read : a function that returns the offsets and lengths of a file's samples
     """
     if root.is_file():
@@ -135,8 +136,8 @@ def _extents(pairs: Iterator[tuple[int, int]]) -> Extents:
 def index_fixed(
     root: Path, record_bytes: int, header_bytes: int = 0, patterns: tuple[str, ...] = ("**",)
 ) -> Index:
-    """Returns the index of files that consist of a header and of records of one size. Raises
-    ConfigError if the last record of a file is incomplete."""
+    """Returns the index of files that consist of a header and of records, which all have the same
+    size. Each record is a sample. Raises ConfigError if the last record of a file is incomplete."""
     if record_bytes < 1 or header_bytes < 0:
         raise ConfigError("--record-bytes has to be 1 or more, and --header-bytes 0 or more")
 
@@ -154,11 +155,10 @@ def index_fixed(
 
 
 def index_tfrecord(root: Path, patterns: tuple[str, ...] = PATTERNS["tfrecord"]) -> Index:
-    """Returns the index of TFRecord files. A sample is a record with its frame (8 + 4 bytes before
-    the data, 4 after it).
+    """Returns the index of TFRecord files. A sample is a record including its frame (8 + 4 bytes
+    before the data, and 4 bytes after it).
 
-    Raises MonarchError for a file that does not consist of records, such as a compressed file, in
-    which records have no fixed positions.
+    Raises MonarchError for a file that does not consist of records, such as a compressed file.
     """
     return _index_shards("tfrecord", root, patterns, lambda path: _extents(_records(path)))
 
@@ -215,9 +215,10 @@ def _members(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def index_hdf5(root: Path, dataset: str, patterns: tuple[str, ...] = PATTERNS["hdf5"]) -> Index:
-    """Returns the index of HDF5 files. A sample is a row of `dataset`. If the dataset is
-    contiguous, the sample is the row's bytes. Otherwise it is the range from the first to the last
-    byte of the chunks that contain parts of the row.
+    """Returns the index of HDF5 files. A sample is a row of the HDF5 dataset with the name
+    `dataset`. If this dataset is contiguous, the bytes of the sample are those of the row.
+    Otherwise they are the range from the first to the last byte of all chunks that contain a part
+    of the row.
 
     Raises MonarchError if h5py is not installed or a file has no such dataset.
     """
@@ -258,14 +259,15 @@ def _chunk_rows(found: Any) -> Extents:
         band = chunk.chunk_offset[0] // tall
         low[band] = min(low[band], chunk.byte_offset)
         high[band] = max(high[band], chunk.byte_offset + chunk.size)
-    # If none of a row's chunks was ever written, the row has a length of 0 bytes.
+    # A row of which no chunk was ever written gets a length of 0 bytes.
     low = np.minimum(low, high)
     band_of = np.arange(rows) // tall
     return low[band_of], (high - low)[band_of]
 
 
 def hdf5_chunks(found: Any) -> list[Any]:
-    """Returns where the written chunks of an HDF5 dataset lie, as h5py's StoreInfo."""
+    """Returns the position in the file of each written chunk of an HDF5 dataset, as h5py's
+    StoreInfo."""
     chunks: list[Any] = []
     try:
         found.id.chunk_iter(chunks.append)

@@ -8,29 +8,31 @@ import numpy as np
 from monarch_py.plan.samplers import NONE
 from monarch_py.plan.timeline import Run, Units
 
-# A plan is considered wrong if two conditions hold: `Evidence.explained` is at most WRONG, and the
-# number of accesses that fit is at most DEVIATIONS standard deviations above the number expected by
-# chance.
+# A plan is considered wrong under two conditions. First, `Evidence.explained` is at most WRONG.
+# Second, random accesses would fit the plan nearly as often: the number of accesses that fit is at
+# most DEVIATIONS standard deviations above the expected number for random accesses.
 WRONG, DEVIATIONS = 0.4, 4
-# Random accesses may fit a plan too. If more than this share of them would fit, a good fit of the
-# observed accesses proves nothing.
+# Some random accesses fit a plan, too. If more than this share of random accesses would fit, a good
+# fit of the observed accesses proves nothing.
 MOST_BY_CHANCE = 0.7
-# The daemon does not see every access. It assumes that up to UNSEEN accesses have happened for each
-# access that it has seen.
+# The daemon does not see every access. It assumes that at most UNSEEN accesses have happened for
+# each access that it has seen.
 UNSEEN = 1.5
 # `locate` finds a node's position under two conditions. First, at least the share FOUND of the
-# node's last SEARCHED accesses lies close together in the plan. Second, random accesses would lie
-# as close together with a probability of at most e ** -UNLIKELY. This bound is low because `locate`
-# tries many places, and is called for many runs (see Run in plan/timeline.py).
+# node's last SEARCHED accesses lies close together in the plan. Second, the probability that random
+# accesses lie as close together is at most e ** -UNLIKELY. This limit is so low because `locate`
+# tries many places, and is called for many runs. (A run lists the units that a node uses in one
+# loop of an epoch, see Run in plan/timeline.py.)
 FOUND, SEARCHED, UNLIKELY = 0.7, 32, 12.0
 
 
 @dataclass(eq=False)
 class Verdict:
-    """How well the units of one observation fit the plan.
+    """How well the units of one observation fit the plan. (An observation lists the units that were
+    opened since the previous observation. A run lists the units that a node uses in one loop of an
+    epoch.)
 
-    units : (n,), the units that were opened since the previous observation. Units that another
-        plan explains are left out
+    units : (n,), the observed units, except those that another plan explains
     misfits : (m,), those of the `units` that do not fit. When the next run becomes known,
         `PositionEstimator.expect` removes the units that fit the next run
     chance : the share that would fit if the units were random units of the plan
@@ -49,9 +51,10 @@ class Verdict:
 class Evidence:
     """How well the last accesses fit the plan.
 
-    fits : how many of the `accesses` fit
-    by_chance : how many of the `accesses` would fit on average if their order were random
-    variance : the variance of the number that would fit by chance
+    accesses : the number of accesses
+    fits : how many of them fit
+    by_chance : how many of them would fit on average if their order were random
+    variance : the variance of the number that would fit if their order were random
     """
 
     fits: int
@@ -61,10 +64,11 @@ class Evidence:
 
     @classmethod
     def of(cls, fits: int, chances: list[tuple[int, float]]) -> "Evidence":
-        """Returns the evidence from several observations together.
+        """Returns the combined evidence of several observations.
 
         fits : how many accesses of all observations fit
-        chances : for each observation, (accesses, the share that would fit by chance)
+        chances : for each observation, the number of its accesses, and the share of them that would
+            fit if their order were random
         """
         by_chance = sum(n * chance for n, chance in chances)
         variance = sum(n * chance * (1 - chance) for n, chance in chances)
@@ -87,11 +91,12 @@ class Evidence:
 
 
 def by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
-    """Returns two shares: the share of accesses that would fit if they went to random units of the
-    plan, and the share that would fit if they went to random units of the node's runs.
+    """Returns two numbers: the share of accesses that would fit if they went to random units of the
+    plan, and the share that would fit if they went to random units of the given runs.
 
-    runs : for each run of the node, (run, the share of accesses that would fit if they went to
-        random units of this run)
+    runs : the node's previous, current and next run, as far as they are known. For each run, the
+        run itself, and the share of accesses that would fit if they went to random units of this
+        run
     """
     not_fitting = not_own = 1.0
     for run, chance in runs:
@@ -103,14 +108,14 @@ def by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
 
 
 def locate(run: Run, evidence: Units) -> tuple[float, int]:
-    """Finds the part of the run in which a node probably is. All parts have the same length: the
-    run's window, plus UNSEEN places for each unit of the evidence. The part that contains the most
-    units of the evidence is chosen.
+    """Finds the range of places in a run in which the node probably is: the range that contains the
+    most of the units that the node opened last. All ranges that are compared have the same length:
+    the run's window, plus UNSEEN places for each of these units.
 
     evidence : (n,) the units that the node opened last
 
-    Returns the share of the evidence that is in the chosen part, and the place at which this part
-    begins. If the share is below FOUND, or if chance can explain it, the returned share is 0.
+    Returns the share of `evidence` that is in this range, and the place at which the range begins.
+    If the share is below FOUND, or if it can be explained by chance, the returned share is 0.
     """
     places = np.sort(run.place[evidence])
     places = places[places != NONE]
@@ -120,9 +125,9 @@ def locate(run: Run, evidence: Units) -> tuple[float, int]:
     inside = np.searchsorted(places, places + width) - np.arange(len(places))
     best = int(inside.argmax())
     share = float(inside[best]) / len(evidence)
-    # The probability that a random unit of the whole plan lies in a given part of `run` that has
-    # `width` places. The unit may also lie outside `run`, because a node with another seed or in
-    # another epoch also uses units outside `run`.
+    # The probability that a random unit of the plan lies in a given range of `width` places. The
+    # unit is drawn from all units of the plan, not only from those in `run`: if the node has
+    # another seed or is in another epoch, it also uses units that are not in `run`.
     by_chance = min(width, len(run)) / len(run.place)
     is_it = share >= FOUND and len(evidence) * _divergence(share, by_chance) >= UNLIKELY
     return (share if is_it else 0.0), int(places[best])
@@ -130,9 +135,9 @@ def locate(run: Run, evidence: Units) -> tuple[float, int]:
 
 def _divergence(share: float, chance: float) -> float:
     """Returns the Kullback-Leibler divergence of two probabilities; 0 if `share` is not above
-    `chance`. Suppose that each of `n` draws succeeds with the probability `chance`. By Chernoff's
-    bound, the share of successes is at least `share` with a probability of at most e ** (-n x
-    divergence)."""
+    `chance`. It is used in Chernoff's bound: if each of `n` draws succeeds with the probability
+    `chance`, then the share of successes reaches `share` with a probability of at most
+    e ** (-n x divergence)."""
     if chance >= share:
         return 0.0
     rest = (1 - share) * math.log((1 - share) / (1 - chance)) if share < 1 else 0.0

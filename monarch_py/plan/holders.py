@@ -1,8 +1,9 @@
 """Finds the holder of each unit: the node that uses the unit most.
 
-The accesses of all nodes together do not fit into memory. So the units are processed in passes. A
-pass takes as many units as fit into memory with all their accesses. It draws the orders of all
-epochs again, to collect these accesses. No access is left out, so the result is exact.
+A unit is a sample, a file or a part of a file. The accesses of all nodes to all units do not fit
+into memory, so the units are processed in passes. A pass handles as many units as fit into memory
+with all accesses to them. It computes the orders of all epochs again, and collects these accesses.
+No access is left out, so the result is exact.
 """
 
 from collections.abc import Iterator
@@ -18,12 +19,11 @@ from monarch_py.native import lib
 from monarch_py.plan.access import add_uses, counters, in_pieces
 from monarch_py.plan.timeline import Timeline
 
-# Fills the rest of a unit's row of Holders.nodes if fewer nodes access the unit than the row has
-# elements.
+# Pads a unit's row of Holders.nodes if fewer nodes access the unit than the row has elements.
 NOBODY = -1
 
-# Memory for the accesses of one pass, per unit of the dataset [bytes]. The accesses, two orders of
-# an epoch and the results together take less than 64 bytes per unit.
+# How much memory the accesses of one pass take, for each unit of the dataset [bytes]. Together with
+# the orders of two epochs and the results, this is less than 64 bytes per unit.
 SLOT_BYTES = 32
 
 
@@ -31,9 +31,9 @@ SLOT_BYTES = 32
 class Holders:
     """The nodes that should hold each unit.
 
-    nodes : (units, top) int32, the nodes that access each unit most, in descending order of their
-        counts. Of nodes with equal counts, the one with the earlier first use comes first. Elements
-        after a unit's last node are NOBODY
+    nodes : (units, top) int32, the nodes that access each unit most, in descending order of
+        `counts`. Of nodes with equal counts, the node with the earlier first use comes first. A row
+        is padded with NOBODY
     counts : (units, top) uint32, how often each of these nodes accesses the unit
     """
 
@@ -44,9 +44,9 @@ class Holders:
 def find_holders(timeline: Timeline, top: int = 1, slot_bytes: int = SLOT_BYTES) -> Holders:
     """Returns the `top` nodes that access each unit most.
 
-    slot_bytes : memory for the accesses of one pass, per unit of the dataset [bytes]. The search
-        needs about (accesses per unit x 2 / slot_bytes) passes; a pass takes about as long as
-        drawing the orders of all epochs
+    slot_bytes : how much memory the accesses of one pass may take, for each unit of the dataset
+        [bytes]. The search needs about (accesses per unit x 2 / slot_bytes) passes. Each pass takes
+        about as long as computing the orders of all epochs
     """
     nodes = np.empty((timeline.units, top), dtype=np.int32)
     counts = np.empty((timeline.units, top), dtype=np.uint32)
@@ -79,8 +79,8 @@ def _totals(timeline: Timeline) -> npt.NDArray[np.uint32]:
 
 
 def _passes(totals: npt.NDArray[np.uint32], room: int) -> Iterator[tuple[int, int]]:
-    """Yields ranges [low, high) of units, one for each pass. The total number of
-    accesses to the units of a range is at most `room`, unless the range is a single unit."""
+    """Yields a range [low, high) of units for each pass. The number of accesses to all units of a
+    range is at most `room`, unless the range is a single unit."""
     sums = np.cumsum(totals, dtype=np.uint64)
     edges, low = [0], 0
     while low < len(totals):

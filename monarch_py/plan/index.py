@@ -35,8 +35,8 @@ class DatasetUnits:
     """The units in which a plan counts accesses: samples, files or parts of files.
 
     lookup : (samples + 1,) int32, the unit of each sample; None if every sample is a unit of its
-        own. The last element is NONE. NONE is -1, the index of the last element, so the array maps
-        NONE to NONE
+        own. The additional last element is NONE, so that `lookup` maps NONE to NONE: the value of
+        NONE is -1, which is the index of the last element
     length : (units,) int64, the size of each unit [bytes]
     """
 
@@ -79,11 +79,12 @@ class Index:
         sizes: Sequence[int] | Array,
         samples: tuple[Any, Any, Any] | None = None,
     ) -> "Index":
-        """Returns the index of files that have these names (relative to `root`) and sizes [bytes].
+        """Returns the index of files with the given names (relative to `root`) and sizes [bytes].
 
-        samples : the samples' files, offsets and lengths [bytes]; None if each file is one sample
+        samples : three arrays (samples,): the file of each sample, its offset and its length
+            [bytes]; None if each file is one sample
 
-        Raises ConfigError if there are no samples, or too many.
+        Raises ConfigError if there are no samples, or more than MAX_SAMPLES.
         """
         encoded = [os.fsencode(name) for name in names]
         starts = np.zeros(len(encoded) + 1, dtype=np.uint64)
@@ -145,8 +146,8 @@ class Index:
         return [os.fsdecode(pool[a:b]) for a, b in pairwise(ends)]
 
     def path_hashes(self) -> Uints:
-        """Returns the hash that each file's name has in the catalog of a session whose first source
-        is `root`, (files,)."""
+        """Returns the hash of each file's name, (files,). This is the hash in the daemon's catalog
+        if `root` is the daemon's first source."""
         ends, pool = self.starts.tolist(), self.pool.tobytes()
         hashes = [lib.monarch_path_hash(0, pool[a:b], b - a) for a, b in pairwise(ends)]
         return np.array(hashes, dtype=np.uint64)
@@ -155,8 +156,9 @@ class Index:
         """Returns the units of the dataset.
 
         grain : what a unit is, one of GRAINS
-        range_bytes : block size of 'ranges' [bytes]. A sample that crosses the border of a block
-            belongs to the block in which it begins. So a unit may extend into the next block
+        range_bytes : the size of the blocks into which the grain 'ranges' divides each file
+            [bytes]. A sample that crosses the border of a block belongs to the block in which it
+            begins. So a unit may extend into the next block
         """
         sizes = self.sizes.astype(np.int64)
         file, offset, length = self.sample_file, self.sample_offset, self.sample_length
@@ -190,8 +192,7 @@ class Index:
     # --- stored as a file ---------------------------------------------------------------------
 
     def arrays(self) -> dict[str, Array]:
-        """Returns the fields as arrays, by name, for `save_arrays`. Leaves out fields that are
-        None."""
+        """Returns the fields as arrays, by name, for `save_arrays`. Omits fields that are None."""
         return {
             name: _text_array(value) if isinstance(value, str) else value
             for name, value in vars(self).items()
@@ -200,8 +201,8 @@ class Index:
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, Array]) -> "Index":
-        """Makes an index from the result of `Index.arrays`. Raises ValueError if the arrays do not
-        fit together."""
+        """Makes an index from the result of `Index.arrays`. Raises KeyError, TypeError or
+        ValueError if the arrays are not an index."""
         if "plan" in arrays:
             raise ValueError("it is a plan")
         given: dict[str, Any] = dict(arrays)
@@ -237,8 +238,8 @@ def _text_array(text: str) -> npt.NDArray[np.uint8]:
 
 
 def save_arrays(path: Path, arrays: dict[str, Array]) -> None:
-    """Writes a file of arrays, completely or not at all. Raises ConfigError if it cannot be
-    written."""
+    """Writes arrays to a file. If this fails, an existing file is not changed, and ConfigError is
+    raised."""
     stored: dict[str, Any] = dict(arrays)
     unfinished = path.parent / f".{path.name}.{os.getpid()}"
     try:
@@ -252,8 +253,9 @@ def save_arrays(path: Path, arrays: dict[str, Array]) -> None:
 
 
 def load_arrays(path: Path) -> dict[str, Array]:
-    """Reads a file of arrays. Rejects pickles (ValueError), so that no code in the file is
-    executed."""
+    """Reads a file that `save_arrays` wrote. Raises ConfigError if the file cannot be read, and
+    ValueError if its content is not valid. Pickled objects are not valid either, because reading
+    them could execute code."""
     try:
         with path.open("rb") as file:
             if file.read(len(ZIP_MAGIC)) != ZIP_MAGIC:

@@ -9,7 +9,8 @@ from monarch_py.errors import ConfigError
 from monarch_py.plan.samplers import NONE, Order, Sampler, check_choice
 from monarch_py.plan.schedule import Deal
 
-# The values of SPLITS. They say how the order of an epoch is distributed over the ranks:
+# A split is a rule by which the order of an epoch is distributed over the ranks. A global batch
+# consists of the samples of all ranks in one step. The splits are:
 # strided : rank r takes the samples r, r + ranks, ... of the order (DistributedSampler)
 # slices : rank r takes the r-th slice of each global batch (NoPFS)
 # chunks : rank r takes the r-th contiguous part of the epoch (DALI's shards)
@@ -21,7 +22,8 @@ from monarch_py.plan.schedule import Deal
 # solar : like local_first, but batches differ in size, so that all nodes load the same number of
 #     samples
 PLAIN_SPLITS = ("strided", "slices", "chunks", "replicated")
-# The splits that depend on the samples' holders. They accept the samplers that `strided` accepts.
+# The splits that depend on the samples' holders, the nodes that keep copies of them. These splits
+# accept the same samplers as `strided`.
 HELD_SPLITS = ("local_first", "solar")
 SPLITS = (*PLAIN_SPLITS, "groups", *HELD_SPLITS)
 
@@ -48,11 +50,11 @@ class Loader:
     workers, prefetch_factor : the DataLoader's arguments; worker w makes the batches w, w +
         workers, ...
     nodes, quota : for HELD_SPLITS: the number of nodes, and how much each node holds [bytes]
-    cap : for `solar`: the most samples of a rank in a step, as a multiple of `batch_size`
-    least : for `solar`: the fewest samples of a rank in a step
+    cap : for `solar`: the largest number of samples of a rank in a step, as a multiple of
+        `batch_size`
+    least : for `solar`: the smallest number of samples of a rank in a step
     holders : for HELD_SPLITS: (samples, n) int32, up to n nodes that hold each sample, padded with
-        NONE. The holders follow from the dataset and the quota; the field is None until they are
-        known
+        NONE. They are computed from the dataset and the quota. Until then, the field is None
     """
 
     sampler: Sampler
@@ -104,8 +106,8 @@ class Loader:
 
     @property
     def longest(self) -> int:
-        """The largest number of samples that any rank has, before `drop_last` leaves out
-        samples."""
+        """The largest number of samples of any rank in an epoch. The samples that `drop_last`
+        leaves out are included."""
         count, ranks = self.sampler.count, self.world_size
         if self.split == "replicated":
             return count
@@ -128,29 +130,29 @@ class Loader:
 
     @property
     def rows_per_step(self) -> int:
-        """The number of rows that each step has in the array that `rows` returns. This is the
-        largest number of samples that any rank may take in a step."""
+        """The number of rows of each step in the array that `rows` returns: the largest number of
+        samples that any rank may take in a step."""
         return self._deal().most if self.split == "solar" else self.batch_size
 
     @property
     def per_rank(self) -> int:
-        """The number of rows of an epoch: the largest number of accesses of any rank. A rank with
-        fewer accesses is padded with NONE at the end of the epoch. With `solar`, each step has
-        `rows_per_step` rows, and a rank is padded at the end of each step."""
+        """The number of rows of an epoch in the array that `rows` returns: the largest number of
+        accesses of any rank. The column of a rank with fewer accesses ends with NONE. With the
+        split `solar`, each step has `rows_per_step` rows, and NONE pads each step."""
         if self.split == "solar":
             return self.steps * self.rows_per_step
         return self.steps * self.batch_size if self.drop_last else self.longest
 
     @property
     def ahead(self) -> int:
-        """How many batches a rank's workers may prepare in addition to the batch that the training
-        waits for."""
+        """How many batches the workers of a rank may prepare ahead, in addition to the batch that
+        the training needs next."""
         return self.workers * self.prefetch_factor
 
     def rows(self, order: Order) -> Order:
         """Distributes an epoch's order over the ranks. Returns the samples of all ranks,
-        (per_rank, world_size) int32, possibly a view of `order`. Column r has the samples of rank r
-        in the order of access. Its end is padded with NONE as `per_rank` describes."""
+        (per_rank, world_size) int32. Column r has the samples of rank r in the order of access,
+        padded with NONE as `per_rank` describes. The array may be a view of `order`."""
         rows = getattr(self, f"_{self.split}")(order)
         if self.drop_last and self.split not in HELD_SPLITS:
             rows = self._without_rests(rows[: self.per_rank])
@@ -215,8 +217,8 @@ class Loader:
         return np.asarray(np.broadcast_to(order[:, np.newaxis], (len(order), self.world_size)))
 
     def _without_rests(self, rows: Order) -> Order:
-        """Returns the rows, with NONE instead of the samples of incomplete last batches. Only ranks
-        that have fewer samples than others can have such a batch."""
+        """Returns the rows, with NONE instead of the samples of incomplete last batches. Only a
+        rank that has fewer samples than others can have an incomplete last batch here."""
         short = np.flatnonzero(rows[-1] == NONE)
         if len(short):
             rows = rows.copy()

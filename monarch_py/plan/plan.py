@@ -1,7 +1,7 @@
 """The plan of a training run: its datasets, and how the loops of the training read them.
 
-A plan's file does not contain the accesses, but the description from which they are computed. The
-file consists of text and arrays, so that reading it needs no pickles.
+A plan's file does not contain the accesses. It contains a description from which they are computed,
+as text and arrays, and no pickled Python objects.
 """
 
 import json
@@ -25,8 +25,9 @@ FORMAT = "monarch plan 1"
 # Fields of a Plan that its file stores as integers, under the fields' names.
 NUMBERS = ("epochs", "nodes", "range_bytes")
 
-# The name under which a plan's file stores a loader's holders, beside the arrays of the loader's
-# sampler. So no sampler may have a field of this name.
+# The name under which a plan's file stores the array `Loader.holders`. The arrays of the loader's
+# sampler are stored beside it under the names of the sampler's fields, so no sampler may have a
+# field of this name.
 HOLDERS = "held_by"
 
 DEFAULT_RANGE_BYTES = 4 << 20
@@ -34,9 +35,9 @@ DEFAULT_RANGE_BYTES = 4 << 20
 
 @dataclass(frozen=True, eq=False)
 class PlanPart:
-    """One loop of the training.
+    """One loop of the training over a dataset, for example the validation.
 
-    dataset : the position of the loop's dataset in Plan.datasets
+    dataset : the index of the loop's dataset in Plan.datasets
     every : n if the loop runs in every n-th epoch
     """
 
@@ -48,11 +49,13 @@ class PlanPart:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Which nodes access which units, and when. The constructor raises ConfigError if the numbers
-    do not fit together.
+    """Which nodes access which units, and when. A unit is a sample, a file or a part of a file. The
+    constructor raises ConfigError if a number is out of range, or if a dataset and the sampler of a
+    loop differ in the number of samples.
 
     parts : the loops, in the order in which they run in an epoch
-    grain : what a unit is, one of index.GRAINS;  range_bytes : block size of 'ranges' [bytes]
+    grain : what a unit is, one of index.GRAINS
+    range_bytes : the size of the blocks into which the grain 'ranges' divides each file [bytes]
     """
 
     datasets: tuple[Index, ...]
@@ -85,8 +88,8 @@ class Plan:
         return [index.units(self.grain, self.range_bytes) for index in self.datasets]
 
     def timeline(self) -> Timeline:
-        """Returns the timeline of all accesses of the training. The accesses are to units instead
-        of samples. Raises ConfigError if the parts do not fit together."""
+        """Returns the timeline of all accesses of the training, as accesses to units. Raises
+        ConfigError if the parts do not fit together."""
         parts = [(Part(each.name, each.loader, each.every), each.dataset) for each in self.parts]
         return Timeline.joined(parts, self.units(), self.epochs, self.nodes)
 
@@ -101,8 +104,8 @@ class Plan:
     # --- stored as a file -------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
-        """Writes the plan as .npz, completely or not at all. Raises ConfigError if it cannot be
-        written."""
+        """Writes the plan as .npz. If this fails, an existing file is not changed, and ConfigError
+        is raised."""
         arrays: dict[str, Array] = {}
         parts = [
             {**vars(part), "loader": _loader_to(part.loader, f"part{number}", arrays)}
@@ -159,13 +162,13 @@ class Plan:
 
 
 def _below(prefix: str, arrays: dict[str, Array]) -> dict[str, Array]:
-    """Returns the arrays whose names begin with `prefix`, under their names without the prefix."""
+    """Returns the arrays whose names begin with `prefix`. Removes the prefix from the names."""
     return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
 
 
 def _loader_to(loader: Loader, prefix: str, arrays: dict[str, Array]) -> dict[str, Any]:
-    """Returns a loader as JSON types, without its arrays. Adds the loader's arrays to `arrays`,
-    under names that begin with `prefix`."""
+    """Returns a loader without its arrays, as types that JSON can represent. Adds the loader's
+    arrays to `arrays`, under names that begin with `prefix`."""
     sampler: Any = loader.sampler
     text: dict[str, Any] = {"kind": type(sampler).__name__}
     for each in fields(sampler):
@@ -184,8 +187,8 @@ def _loader_to(loader: Loader, prefix: str, arrays: dict[str, Array]) -> dict[st
 
 
 def _loader_from(text: dict[str, Any], prefix: str, arrays: dict[str, Array]) -> Loader:
-    """Returns the loader that `_loader_to` has converted to `text` and `arrays`. Raises KeyError or
-    TypeError if `text` does not describe a loader."""
+    """Returns a loader from the results of `_loader_to`: `text`, and the arrays that begin with
+    `prefix`. Raises KeyError or TypeError if `text` does not describe a loader."""
     given = dict(text["sampler"])
     kind = SAMPLERS[given.pop("kind")]
     for each in fields(kind):

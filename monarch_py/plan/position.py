@@ -5,10 +5,12 @@ looked, but not how often or in which order. A DataLoader's workers read ahead, 
 pace. With `in_order=False`, a worker may lag far behind the others. Besides, programs other than
 the training may read files of the dataset.
 
-The estimated position is called the front. The window is the distance by which programs may read
-ahead of the front. An access fits the plan if its place in the plan was not seen yet and is at most
-one window past the front. The front follows the majority of the last accesses, never the furthest
-access.
+A run is the list of the units (files or parts of files) that the node uses in one loop of an epoch,
+in their order. A place is an index into this list. The front is the estimated position: the place
+that the node has reached. The window is how far programs may read ahead of the front. An
+access fits the plan if no earlier access had its place, and if the place is at most one window past
+the front. The front follows the majority of the last accesses, never the access that is furthest
+ahead.
 """
 
 from collections import deque
@@ -26,14 +28,14 @@ from monarch_py.plan.timeline import RECENT, Run, Units
 
 # JUDGED: how many of the last accesses decide whether the position is lost.
 # WEIGHED: how many of the last accesses, per rank, decide whether the plan is wrong. WEIGHED is
-# below 100, so that 100 accesses of a rank suffice for this decision, however the accesses are
-# divided among the daemon's observations.
+# below 100, so that 100 accesses of a rank are always enough for this decision, no matter how they
+# are distributed over the daemon's observations.
 JUDGED, WEIGHED = 40, 70
 # Thresholds for `Evidence.explained`. A position is lost at LOST or below, and found again at
 # FOUND_AGAIN or above.
 LOST, FOUND_AGAIN = 0.3, 0.5
-# The front is at most about SEEN times the number of places that were seen. Without this limit,
-# accesses of programs other than the training could move the front too far.
+# The front is at most about SEEN times the number of places whose accesses were seen. Without this
+# limit, accesses of programs other than the training could move the front too far.
 SEEN = 4
 # Used as the distance to a unit's next use if no next use is known. It is larger than every real
 # distance.
@@ -44,13 +46,15 @@ Distances = tuple[Ints, Ints]
 
 
 class _Progress:
-    """The progress of a node in one run. A place is an index into the run's units.
+    """The progress of a node in one run (the list of the units that it uses in one loop of an
+    epoch). A place is an index into this list.
 
     entered : the place at which the estimator began to follow the node
-    seen : (places,), which places were seen; all places before `entered` count as seen
-    count : the number of places seen
-    front : the place that the node has reached. All places before it are done, except a few that
-        lag behind
+    seen : (places,), whether an access to the unit of each place was seen. The elements before
+        `entered` are True
+    count : how many elements of `seen` are True
+    front : the place that the node has reached. Nearly all units before it have been accessed; a
+        few accesses may lag behind
     """
 
     def __init__(self, run: Run, entered: int = 0) -> None:
@@ -60,22 +64,23 @@ class _Progress:
         self._recent: deque[int] = deque(maxlen=RECENT)
 
     def _came(self, places: Units) -> Bools:
-        """Returns whether each of these places was seen, (n,). For NONE the result is arbitrary."""
+        """Returns the elements of `seen` for these places, (n,). For NONE the result is
+        arbitrary."""
         return self.seen[places] if len(self.run) else np.zeros(len(places), dtype=bool)
 
     def unseen(self, units: Units, *, lags: bool) -> Bools:
-        """Returns, for each of these units, whether it has a place in the run and this place was
-        not seen yet, (n,).
+        """Returns, for each of these units, whether the unit is in the run and no access to it was
+        seen yet, (n,).
 
-        lags : True to consider only places more than two windows before the front
+        lags : True if the unit must also lie more than two windows before the front
         """
         places = self.run.place[units]
         late = places < (self.front - 2 * self.run.window if lags else len(self.run))
         return np.asarray((places != NONE) & late & ~self._came(places))
 
     def fitting(self, units: Units) -> Bools:
-        """Returns which of these units fit now, (n,). Units whose places lie more than two windows
-        before the front do not fit; `unseen(lags=True)` finds them.
+        """Returns which of these units fit the present position, (n,). Units that lie more than two
+        windows before the front do not fit; `unseen(lags=True)` finds them.
 
         units : (n,), all different
         """
@@ -83,8 +88,8 @@ class _Progress:
         new = (places >= max(0, self.front - 2 * self.run.window)) & ~self._came(places)
         order = np.argsort(places[new], kind="stable")
         ordered = places[new][order]
-        # A unit fits if it is less than a window ahead of the front. The front advances with each
-        # unit, so this limit grows from unit to unit.
+        # A unit fits if it is less than a window ahead of the front. Each unit that fits moves the
+        # front ahead, so the limit is higher for each further unit.
         reach = max(self.front, self.count) + self.run.window
         limit = reach + UNSEEN * np.arange(len(ordered))
         fits = np.zeros(len(units), dtype=bool)
@@ -92,10 +97,11 @@ class _Progress:
         return fits
 
     def chance(self, accesses: int) -> float:
-        """Returns the share of the node's next accesses that would fit its position if they went
-        to random units of the run. Units that `again` recognises are left out.
+        """Returns which share of the node's next accesses would fit its position if they went to
+        random units of the run, except units that `again` recognises.
 
-        accesses : the number of accesses for which the share is computed
+        accesses : how many accesses are considered. The front moves ahead while they happen, which
+            increases the share
         """
         reach = max(self.front, self.count) + self.run.window + UNSEEN * accesses / 2
         window = 2 * self.run.window
@@ -106,7 +112,7 @@ class _Progress:
         return min(1.0, (min(reach, len(self.run)) - self.count) / max(1, others))
 
     def take(self, units: Units) -> None:
-        """Marks the places of fitting units as seen, and advances the front."""
+        """Marks the places of these units, which fit, as seen. Advances the front."""
         places = np.sort(self.run.place[units])
         self.seen[places] = True
         self.count += len(places)
@@ -120,10 +126,11 @@ class _Progress:
             self.front = len(self.run)
 
     def again(self, units: Units) -> Bools:
-        """Returns which of these units were probably opened shortly before, (n,). (A program may
-        open a file twice.) A unit counts if its place was seen and is at most two windows from the
-        front. A unit also counts if its place is at most two windows before `entered`: it may have
-        been opened before the estimator began to follow the node."""
+        """Returns which of these units are probably opened again after a short time, (n,). (A
+        program may open a file twice.) This is assumed of a unit in two cases. First, its place was
+        seen, and is at most two windows from the front. Second, its place is at most two windows
+        before `entered`: the unit may have been opened before the estimator began to follow the
+        node."""
         places, window = self.run.place[units], 2 * self.run.window
         near = np.abs(places - self.front) <= window
         near |= (places >= self.entered - window) & (places < self.entered)
@@ -135,14 +142,15 @@ class _Progress:
 
     @property
     def is_ending(self) -> bool:
-        # The last two windows of a run count as its end, because `front` lags behind the node's
-        # accesses. In a short run, the last half of the run counts as its end.
+        # The end of a run is its last two windows, because `front` lags behind the node's accesses.
+        # The end of a short run is its last half.
         end = min(2 * self.run.window, len(self.run) // 2)
         return max(self.front, self.count) >= len(self.run) - end
 
 
 class PositionEstimator:
-    """Tracks a node's position in a run, and from one run to the next.
+    """Tracks a node's position in a run, and from one run to the next. (A run is the list of the
+    units that the node uses in one loop of an epoch, and a place is an index into this list.)
 
     run, place : the node's initial position
     following : the next run; None if it is not known yet, or if there is none
@@ -158,14 +166,15 @@ class PositionEstimator:
 
     def enter(self, run: Run, place: int) -> None:
         """Starts tracking at this place of this run, for example after a restart of the training.
-        Drops all evidence collected before. Raises ConfigError if the place is not in the run."""
+        Drops all evidence of earlier accesses. Raises ConfigError if the place is not in the
+        run."""
         if not 0 <= place <= len(run):
             raise ConfigError(f"place: {place} is not in the run; use 0 to {len(run)}")
         self.following: Run | None = None
         self._before: _Progress | None = None
         self._next: _Progress | None = None
-        # For each of the last accesses that fitted while the present run was ending: whether the
-        # access belonged to the next run.
+        # The last accesses that fitted after the present run had begun to end. For each of them,
+        # whether it belonged to the next run.
         self._last: deque[bool] = deque(maxlen=RECENT)
         self._now = _Progress(run, place)
         self._verdicts: deque[Verdict] = deque()
@@ -191,8 +200,8 @@ class PositionEstimator:
         return int(starts[self.front]) if self.front < len(starts) else int(starts[-1]) + 1
 
     def expect(self, following: Run) -> None:
-        """Sets the next run. The next run may have begun already, so accesses that did not fit the
-        current run are compared with the next run."""
+        """Sets the next run. The node may have begun this run already, so accesses that did not fit
+        the current run are now compared with the next run."""
         self.following = following
         if self._now.is_ending:
             early = np.unique(np.concatenate([NO_UNITS, *(v.misfits for v in self._verdicts)]))
@@ -236,14 +245,14 @@ class PositionEstimator:
         return fits
 
     def _has_begun(self, following: _Progress) -> bool:
-        """Whether most of the last accesses belong to the next run. A few accesses would prove
-        nothing, because another program may have made them."""
+        """Returns whether enough of the last accesses belong to the next run. A few such accesses
+        would prove nothing, because another program may have made them."""
         enough = min(RECENT, max(1, len(following.run) // 2))
         return following.count >= enough and sum(self._last) >= 0.75 * enough
 
     def judge(self, units: Units, fits: Bools, *, alone: bool = True) -> None:
-        """Adds the units of one observation to the evidence. Leaves out a unit if it does not fit
-        and `knows_again` recognises it.
+        """Adds the units of one observation to the evidence. Ignores units that do not fit the plan
+        because they were opened a short time ago (`knows_again`).
 
         units : (n,), observed units that no other plan explains
         fits : (n,), whether each of these units fits the plan
@@ -271,10 +280,10 @@ class PositionEstimator:
         """Returns which of these units were seen a short time ago, in the current run or in a
         neighbouring run, (n,).
 
-        alone : True if no job of another plan reads the same files. Then units of the previous run
-            are recognised only at the beginning of the current run. Without this limit, hardly any
-            evidence would be left after a short previous run: most units of that run lie near its
-            end, so nearly every unit of the current run was seen there a short time ago.
+        alone : True if no job of another plan reads the same files. Units of the previous run are
+            then recognised only at the beginning of the current run. The reason is a short previous
+            run: nearly all of its units lie near its end, so nearly every unit of the current run
+            would be recognised, and hardly any evidence would remain
         """
         again = np.zeros(len(units), dtype=bool)
         forgets = alone and self.front > self.run.window // 4
@@ -293,8 +302,8 @@ class PositionEstimator:
 
     @property
     def recent(self) -> Units:
-        """The units of the last observations, (n,). Includes only the observations that are needed
-        for SEARCHED units, or every observation if all of them together have fewer units."""
+        """The units of the last observations, (n,): of as many observations as are needed for
+        SEARCHED units, or of all observations if they have fewer units in total."""
         found: list[Units] = [NO_UNITS]
         for verdict in reversed(self._verdicts):
             found.append(verdict.units)
@@ -314,30 +323,30 @@ class PositionEstimator:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the last accesses fit hardly better than accesses in random order would fit. If
-        so, the node is elsewhere in its plan, or does not follow the plan. The result is False if
-        most accesses would fit even in random order, because a good fit then proves nothing."""
+        """Whether the last accesses fit hardly better than accesses in random order. If so, the
+        node is elsewhere in its plan, or does not follow the plan. The result is False if accesses
+        in random order would mostly fit too, because nothing can be concluded then."""
         return any(last.explained <= LOST for last in self._evidence(JUDGED))
 
     @property
     def is_found(self) -> bool:
-        """Whether a node whose position was lost follows the plan again. The result is also True if
-        there is no evidence."""
+        """Whether a node follows the plan again after its position was lost. Also True if there is
+        no evidence."""
         return all(last.explained >= FOUND_AGAIN for last in self._evidence(JUDGED))
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the plan is wrong: over a long time, no more accesses fitted the plan than would
-        fit by chance. False while too few accesses are known."""
+        """Whether the plan is wrong: over a long time, hardly more accesses fitted the plan than
+        random accesses would. False if too few accesses are known."""
         return any(last.is_chance for last in self._evidence(self._least))
 
     def _evidence(self, accesses: int) -> list[Evidence]:
-        """Returns how well the last accesses fit. Examines the last observations, from the newest
-        back, until they contain at least `accesses` accesses.
+        """Returns how well the last accesses fit. Examines the newest observations that together
+        contain at least `accesses` accesses. Returns an empty list if fewer accesses are known.
 
-        Returns one item for all units, and one item for only those units that are in the node's
-        previous, current or next run. An item that proves nothing is left out. The list is empty if
-        fewer than `accesses` accesses are known.
+        The first item of the list is for all units, and the second item is only for units in the
+        node's previous, current or next run. An item from which nothing can be concluded is
+        omitted.
         """
         if self.weighed < accesses:
             return []
@@ -355,8 +364,8 @@ class PositionEstimator:
     # --- upcoming accesses ----------------------------------------------------------------------
 
     def due(self, most: int) -> npt.NDArray[np.intp]:
-        """Returns the first places of this run that were not seen yet, (n,), in ascending order.
-        Places more than two windows before the front are left out.
+        """Returns the first places of the current run whose units were not accessed yet, (n,), in
+        ascending order. Places more than two windows before the front are omitted.
 
         most : the largest number of places to return
         """
@@ -378,12 +387,13 @@ class PositionEstimator:
         return ahead
 
     def foresee(self) -> Callable[[], Distances]:
-        """Returns a function that computes how soon each unit is used. The function holds a copy of
+        """Returns a function that computes how soon each unit is used. The function has a copy of
         the estimator's present state, so another thread may call the function later.
 
         The function returns two arrays (units,): the number of accesses until the next use of each
-        unit, and until the use after that. An element is NOT_SOON if the use is neither in the
-        rest of this run nor in the next run."""
+        unit, and the number of accesses until the use after that. Only uses in the rest of the
+        current run and in the next run are considered. If there is no such use, the element is
+        NOT_SOON."""
         now = self._now
         low = max(0, now.front - 2 * now.run.window)
         following = self._next.seen.copy() if self._next is not None else None
@@ -392,8 +402,8 @@ class PositionEstimator:
 
 def _mixed(now: int, begun: int) -> list[bool]:
     """Returns, for each of the last RECENT accesses of an observation, whether it belonged to the
-    next run. The order within an observation is unknown. So the function assumes that the next
-    run's share of these accesses equals its share of the whole observation.
+    next run. The order of the accesses in an observation is unknown. So it is assumed that the next
+    run has the same share of these accesses as of the whole observation.
 
     now : number of accesses in the observation that fitted the current run
     begun : number of accesses in the observation that fitted the next run

@@ -1,8 +1,8 @@
 """The schedule of an epoch: which rank takes which samples in which step.
 
-Most splits of a Loader (plan/loader.py) distribute the samples of an epoch only by their positions
-in the order. The schedules here depend on the samples themselves: on their holders, or on their
-groups.
+Most splits of a Loader (plan/loader.py) assign a sample to a rank only by the sample's position in
+the order of the epoch. The schedules in this module also depend on which nodes hold the sample, or
+on the sample's group.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from monarch_py.errors import ConfigError
 from monarch_py.native import ffi, lib
 from monarch_py.plan.samplers import NONE, GroupShuffle
 
-# The largest value of Deal.cap. No accelerator's memory has room for a batch that is MOST_CAP times
+# The largest value of Deal.cap. No accelerator has enough memory for a batch that is MOST_CAP times
 # as large as the mean batch.
 MOST_CAP = 1000.0
 # The largest number of samples in a step.
@@ -30,8 +30,9 @@ class EpochSchedule:
     samples : (accesses,) int32, grouped by step, then by rank
     starts : (steps * ranks + 1,) int64; the batch of step s and rank r is
         samples[starts[s * ranks + r] : starts[s * ranks + r + 1]]
-    loads : (steps * ranks,) int32, how many samples of each batch the rank's node does not hold;
-        these samples come first in the batch. None if holders are unknown
+    loads : (steps * ranks,) int32, how many samples of each batch must be loaded, because the
+        rank's node does not hold them; these samples come first in the batch. None if it is unknown
+        which nodes hold the samples
     """
 
     samples: Int32s
@@ -54,8 +55,8 @@ class EpochSchedule:
         return self.samples[low:high]
 
     def rows(self, per_step: int, rows: int) -> Int32s:
-        """Returns the samples in the form of `Loader.rows`, (rows, ranks) int32. Each step takes
-        `per_step` rows. If a rank has fewer samples in a step, its other elements are NONE."""
+        """Returns the samples in the form that `Loader.rows` returns, (rows, ranks) int32. Each
+        step has `per_step` rows. If a rank has fewer samples in a step, NONE follows them."""
         sizes = np.diff(self.starts)
         assert sizes.max(initial=0) <= per_step, "a batch has no room in its rows"
         batch = np.repeat(np.arange(len(sizes)), sizes)
@@ -75,9 +76,9 @@ class Deal:
 
     per_step : samples of all ranks in a step; the last step of an epoch may have fewer
     ranks, nodes : the numbers of ranks and of nodes; rank r is on node r // (ranks // nodes)
-    cap : the largest number of samples of a rank in a step, as a multiple of per_step / ranks. With
-        None, all batches of a step have the same size, or sizes that differ by one sample if
-        `per_step` is not a multiple of `ranks`
+    cap : the largest number of samples of a rank in a step, as a multiple of per_step / ranks. None
+        means that all batches of a step have the same size (or sizes that differ by one sample, if
+        `per_step` is not a multiple of `ranks`)
     least : the smallest number of samples of a rank in a step. A rank may get fewer if the step has
         too few samples for all ranks
     """
@@ -110,10 +111,10 @@ class Deal:
 
     @property
     def most(self) -> int:
-        """The most samples that a rank takes in a step. `cap` is used as the decimal number that
-        the user wrote. For example, if per_step / ranks is 100 and `cap` is 1.1, the result is 110.
-        In floating point, the product would be slightly larger than 110, and would be rounded up to
-        111."""
+        """The largest number of samples that a rank takes in a step. It is computed exactly, from
+        the decimals of `cap`. For example, if per_step / ranks is 100 and `cap` is 1.1, the result
+        is 110. In floating point, the product would be slightly larger than 110, and would be
+        rounded up to 111."""
         if self.cap is None:
             return -(-self.per_step // self.ranks)
         return min(ceil(Fraction(str(self.cap)) * self.per_step / self.ranks), self.per_step)
@@ -123,8 +124,8 @@ class Deal:
         each step. Raises ConfigError for samples or nodes that do not exist.
 
         In each step, as many samples as possible are assigned to nodes that hold them. The other
-        samples are assigned so that all nodes load equally many samples, as far as the sizes of the
-        batches allow.
+        samples must be loaded. They are assigned so that all nodes load the same number of samples,
+        as far as the limits for the batches' sizes permit.
 
         order : the samples of the epoch, in their global order
         holders : (samples,) or (samples, n) int32, up to n nodes that hold each sample, padded with
@@ -156,10 +157,11 @@ class Deal:
 
 
 def equal_batches(chunks: Int32s, batch_size: int, drop_last: bool = False) -> EpochSchedule:
-    """Returns the schedule in which each rank takes its chunk in batches of one size. If the last
-    batch of a rank is smaller, it has the same size on all ranks. With `drop_last` it is dropped.
+    """Returns the schedule in which each rank takes its own chunk of samples in batches of
+    `batch_size`. A smaller last batch has the same size on all ranks. With `drop_last`, it is
+    dropped.
 
-    chunks : (ranks, samples of a rank)
+    chunks : (ranks, samples of a rank), the samples of each rank in the order of access
     """
     ranks, each = chunks.shape
     full, rest = divmod(each, batch_size)
@@ -184,14 +186,15 @@ def group_schedule(  # noqa: PLR0917
     drop_last: bool = False,
 ) -> EpochSchedule:
     """Returns the schedule of an epoch with group shuffle (section III of Lee and others, 2021).
-    Groups of contiguous samples are put in random order, and each rank takes an equal part of that
-    order. The samples within a group are shuffled.
+    Groups of contiguous samples are put in random order, and the samples within each group are
+    shuffled. Each rank takes an equal contiguous part of the resulting order.
 
-    A group that two ranks share is divided before it is shuffled. So each rank reads a contiguous
-    range of each of its groups. Without `drop_last`, every sample occurs, and the first
-    `(-length) % ranks` samples of the epoch are repeated at its end, on the last ranks. With
-    `drop_last`, the last `length % ranks` samples of the epoch are left out, and each rank leaves
-    out its last batch if that batch is not full.
+    If the border of two ranks lies within a group, the group is divided there before it is
+    shuffled. So each rank reads a contiguous range of each of its groups. Without `drop_last`, all
+    samples are used. The first `(-length) % ranks` samples of the epoch are then used again at its
+    end, by the last ranks, so that all ranks have equally many samples. With `drop_last`, the last
+    `length % ranks` samples of the epoch are not used, and each rank drops its last batch if this
+    batch is not full.
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size: {batch_size} is out of range; write 1 or more")

@@ -12,7 +12,8 @@ from monarch_py.policies.filling import copies_of, first_fit_policy, shards
 from monarch_py.policies.view import STAGING, Decision, Job, When
 from monarch_py.util.units import format_size
 
-# The storage class of a node's memory: the fastest class after the staging buffer.
+# The number of the storage class that stands for a node's memory. It follows the staging buffer,
+# and it is the fastest class that holds copies.
 MEMORY = STAGING + 1
 
 
@@ -63,9 +64,9 @@ def lbann_dynamic(job: Job) -> Decision:
     the first to read a sample keeps the sample in memory for all nodes.
 
     Assumption: a node whose memory is full keeps no further samples. The samples that no node keeps
-    are read from the file system in every epoch. One node's memory may be full while another node's
-    has room, because the nodes' shares differ in size. Raises PolicyError if the dataset is larger
-    than all memories together.
+    are read from the file system in every epoch. This happens although the dataset fits into all
+    memories together: some nodes are the first reader of more bytes than others, so their memory
+    fills up first. Raises PolicyError if the dataset is larger than all memories together.
     """
     _need_all_memory(job, "lbann-dynamic")
     # If several nodes make the first use of a sample at the same time, the node with the lowest

@@ -28,20 +28,21 @@ from monarch_py.policies.view import (
 )
 
 # A function that processes some accesses of an epoch in one node's cache. Arguments: the node, the
-# epoch, the files of these accesses, and the accesses' positions in the sequence that `in_time`
-# returns for the epoch.
+# epoch, the accessed files, and the position of each access in the epoch, counted over the accesses
+# of all nodes (the order of `in_time`).
 Use = Callable[[int, int, Int32s, npt.NDArray[np.int64]], Uses]
 
 
 def first_fit(job: Job) -> Decision:
-    """Takes the files in order of first use, and keeps each file in the fastest class with room.
-    Evicts nothing (Dantas 2022, 4.1.2).
+    """Takes the files in order of first use, and keeps each file in the fastest storage class that
+    has room. Evicts nothing (Dantas 2022, 4.1.2).
 
-    Suppose that every file is used once an epoch, the dataset has the size `D`, and the cache has
-    the size `C`. An epoch reads `D`, of which at most `C` is cached when the epoch starts. So no
-    policy loads less than `D - C` per epoch. A cache that always keeps the same files reaches this
-    bound, because these files are hits in every epoch. (This is the argument for MinIO's cache,
-    Mohan et al. 2021, 4.1.) Hence this policy is the default.
+    This policy is the default, because no policy loads less if every file is used once an epoch.
+    Suppose that the dataset has `D` bytes and the cache `C` bytes. An epoch reads all `D` bytes,
+    and at most `C` of them are in the cache when the epoch starts. So every policy loads at least
+    `D - C` bytes per epoch. A cache that always keeps the same files loads exactly that much,
+    because these files are hits in every epoch. (MinIO's cache is based on the same argument, Mohan
+    et al. 2021, 4.1.)
     """
     first = job.first_use
     copies = copies_of(
@@ -53,14 +54,15 @@ def first_fit(job: Job) -> Decision:
 
 
 def hashed(job: Job, keys: Keys | None = None) -> Decision:
-    """Assigns each file to an owner by rendezvous hashing, weighted by room (`rendezvous.owners`).
-    Only the owner reads the file from the source. The daemon uses this policy if there are several
-    nodes and no plan.
+    """Assigns each file to an owner by rendezvous hashing; a node with more room owns more files
+    (`rendezvous.owners`). Only the owner reads the file from the source. The daemon uses this
+    policy if there are several nodes and no plan.
 
-    A node that misses a file gets it from the owner. The owner reads the file at the first request
-    and keeps it in the fastest class with room, as `first_fit` does. A file for which no node has
-    room is read by every node that needs it. Owners depend only on the files' keys and sizes and on
-    the nodes' room. The requests are assumed to come in the order of first use.
+    A node that does not have a file gets it from the owner. The owner reads the file at the first
+    request, and keeps it in the fastest storage class with room, as in `first_fit`. If no node has
+    room for a file, every node that needs the file reads it from the source. The owners depend only
+    on the files' keys and sizes and on the nodes' room. Assumption: the first requests for the
+    files come in the order in which the job first uses the files.
 
     keys : (files,) hashes of the files' paths; None if the files have no paths
     """
@@ -88,8 +90,8 @@ def hashed(job: Job, keys: Keys | None = None) -> Decision:
 def lru(job: Job, *, shared: bool = False) -> Decision:
     """Evicts the least recently used file, and admits every missed file.
 
-    If the order is random and the dataset exceeds the cache, LRU has few hits: it evicts files that
-    were not used in this epoch yet, although these files are needed soonest.
+    If the order is random and the dataset exceeds the cache, LRU has few hits. It evicts the files
+    that the current epoch has not used yet, although these files are needed next.
     """
 
     def begin() -> Iterator[Served]:
@@ -104,12 +106,12 @@ def lru(job: Job, *, shared: bool = False) -> Decision:
 
 
 def belady(job: Job, *, shared: bool = False) -> Decision:
-    """Evicts the file whose next use is farthest. A missed file is not admitted if its next use is
-    farther than that of every held file (Belady 1966, with bypass).
+    """Evicts the file with the farthest next use. A missed file is not admitted if its next use is
+    farther than the next use of every held file (Belady 1966, with bypass).
 
-    If all files have one size and nodes do not share, no policy loads less. In every epoch but the
-    first, the number of bytes loaded is then the dataset's size minus the cache's. The docstring
-    of `first_fit` explains this bound.
+    If all files have one size, and each node has a cache of its own, then no policy loads less.
+    In every epoch after the first, the number of loaded bytes is the dataset's size minus the
+    cache's size. The docstring of `first_fit` explains this bound.
     """
     known, sizes = next_uses(job, together=shared), job.sizes.tolist()
     starts = np.cumsum([0, *(each.size for each in known)])
@@ -148,9 +150,9 @@ def _decision(job: Job, begin: Callable[[], Iterator[Served]], shared: bool) -> 
 
 
 def _served(job: Job, shared: bool, use: Use) -> Iterator[Served]:
-    """Yields, for each epoch, where the accesses find their files. If caches are shared, an access
-    goes to the cache of the file's home; otherwise to the cache of the accessing node. Each cache
-    processes its accesses in order of time."""
+    """Yields one `Served` for each epoch: where each access finds its file. If caches are shared,
+    an access goes to the cache of the file's home. Otherwise it goes to the cache of the node that
+    makes the access. Each cache processes its accesses in order of time."""
     nodes = job.cluster.nodes
     home = homes(job.files, job.cluster)
     for epoch in range(job.epochs):

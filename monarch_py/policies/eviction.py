@@ -3,10 +3,10 @@ use.
 
 The caches are plain loops over dictionaries and heaps. Array operations would not help, because
 each access depends on the changes that earlier accesses made. In a cache of 200,000 files, an
-access takes 0.4 to 0.7 us with LRU and one class, and 0.4 us more for each further class. With
-eviction by the next use, an access takes 1.1 us. benchmarks/policies measures a complete
-simulation: ten million accesses to two million files, half of which are cached. In this simulation
-an access takes 1.1 us with LRU and 1.8 us with eviction by the next use, including the computation
+access takes 0.4 to 0.7 us with LRU and one storage class, and 0.4 us more for each further class.
+With eviction by the next use, an access takes 1.1 us. benchmarks/policies measures a complete
+simulation: ten million accesses to two million files, half of which are cached. One access then
+takes 1.1 us with LRU and 1.8 us with eviction by the next use. These times include the computation
 of orders and next uses.
 """
 
@@ -20,20 +20,20 @@ import numpy.typing as npt
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.view import STAGING, Bools, Ints
 
-# Returned instead of a storage class if no class holds the file. MISS equals the number of the
-# staging buffer. That number is free for this use, because the staging buffer holds no copies.
+# Returned instead of the number of a storage class if no class holds the file. MISS is the number
+# of the staging buffer, which cannot be the answer, because the staging buffer holds no copies.
 MISS = STAGING
 
 
 class Uses:
-    """The results of accesses to a cache. Each field has one element for each access: a class, or
-    MISS if there is no such class.
+    """The results of accesses to a cache. Each field has one element for each access: the number of
+    a storage class, or MISS if there is no such class.
 
     found : the class that held the file before the access
-    into : the class that took the accessed file. In LeastRecent, the files that this class drops to
-        make room go to the next slower class
-    down : the slowest class that took a file, whether the accessed file or a file that a faster
-        class dropped
+    into : the class into which the accessed file was copied. In LeastRecent, the files that this
+        class drops to make room go to the next slower class
+    down : the slowest class that received a file: the accessed file, or a file that a faster class
+        dropped
     """
 
     def __init__(self, accesses: int) -> None:
@@ -41,11 +41,12 @@ class Uses:
 
 
 class LeastRecent:
-    """LRU over the classes of a node, with the most recently used files in the fastest class.
+    """LRU over the storage classes of a node, with the most recently used files in the fastest
+    class.
 
     A file that a class drops goes to the next slower class, and a file that is used returns to the
     fastest class. So each file is in at most one class. All classes together are the LRU stack of
-    Mattson et al. 1970, cut at the capacities.
+    Mattson et al. 1970: each class holds the section of the stack that fits into its capacity.
 
     capacity : (classes,) [bytes], including the staging buffer, which takes no files
     """
@@ -57,8 +58,8 @@ class LeastRecent:
         self._classes = range(STAGING + 1, len(self._free))
 
     def run(self, files: Sequence[int], sizes: Sequence[int]) -> Uses:
-        """Accesses these files in the cache, in order. Returns for each access the class in which
-        it found its file, and the classes to which it has written.
+        """Accesses these files in the cache, in order. Returns for each access the storage class in
+        which it found its file, and the classes to which it has written.
 
         sizes : the sizes of these files [bytes]
         """
@@ -103,9 +104,10 @@ class LeastRecent:
             uses.into[at], uses.down[at] = self._push(file, sizes[at])
 
     def _push(self, file: int, size: int) -> tuple[int, int]:
-        """Puts a file into the fastest class that can hold it, where it is the most recently used.
-        Files pushed out of a class go to the next slower one. Returns the class that took the file,
-        and the slowest class that took any file; both are MISS if no class can hold the file."""
+        """Puts a file into the fastest storage class that can hold it, as the most recently used
+        file. Files that a class drops to make room go to the next slower class. Returns the class
+        that the file is in, and the slowest class that received any file. Both are MISS if no class
+        can hold the file."""
         coming = [(file, size)]
         into = down = MISS
         for level in self._classes:
@@ -128,12 +130,12 @@ class LeastRecent:
 
 
 class FarthestUse:
-    """Evicts the file whose next use is farthest. A file is not admitted if its next use is farther
-    than that of every held file (Belady 1966, with bypass).
+    """Evicts the file with the farthest next use. A file is not admitted if its next use is farther
+    than the next use of every held file (Belady 1966, with bypass).
 
-    If all files have the same size, no policy has more hits than this one. If sizes differ, it is a
+    If all files have the same size, no policy has more hits. If sizes differ, this policy is only a
     heuristic. To make room for a file, the cache evicts as many files as needed, but only files
-    with a farther next use. A copy stays in the class that admitted it.
+    with a farther next use. A copy stays in the storage class that admitted it.
 
     capacity : (classes,) [bytes], including the staging buffer, which takes no files
     sizes : (files,) [bytes], a list, which the caches of all nodes may share
@@ -145,19 +147,19 @@ class FarthestUse:
         self._size = sizes
         self._files = len(sizes)
         self._level = bytearray(self._files)
-        # An entry is -(next use x number of files + file), so the smallest entry has the farthest
-        # next use and is at the top. When a file is used, its old entry becomes stale: the use in
-        # that entry is over, and the uses in valid entries are later. So a stale entry reaches the
-        # top only after all valid entries.
+        # A heap entry is one number that encodes a file and its next use: -(next use x number of
+        # files + file). The top of the heap is the smallest entry, which has the farthest next use.
+        # When a file is used, its entry becomes stale, because the use in this entry is over. The
+        # uses in valid entries are in the future, so stale entries lie below all valid entries.
         self._heap: list[int] = []
 
     def level(self, file: int) -> int:
-        """Returns the class that holds the file, or MISS."""
+        """Returns the storage class that holds the file, or MISS."""
         return self._level[file]
 
     def levels(self) -> npt.NDArray[np.uint8]:
-        """Returns the class that holds each file, or MISS, (files,). The array is a view, which
-        also shows later changes."""
+        """Returns the storage class that holds each file, or MISS, (files,). The array is a view of
+        the cache's own data, so it also shows later changes."""
         return np.frombuffer(self._level, np.uint8)
 
     def used(self, file: int, upcoming: int) -> None:
@@ -175,11 +177,11 @@ class FarthestUse:
         self._level[file] = MISS
 
     def offer(self, file: int, upcoming: int, now: int) -> list[int] | None:
-        """Decides whether to admit a file that was loaded and is not held, and admits it if so.
+        """Admits a loaded file to the cache, if the rule of FarthestUse permits that. The cache
+        must not hold the file yet.
 
         upcoming : the number of the access that uses the file next, or NEVER
-        now : the number of the latest access. A heap entry is stale if the number of its use is
-            `now` or less
+        now : the number of the latest access. Heap entries of this and earlier accesses are stale
 
         Returns the files that were evicted for this file, or None if this file was not admitted.
         """
@@ -202,18 +204,18 @@ class FarthestUse:
         return victims
 
     def _make_room(self, size: int, key: int, now: int) -> tuple[int, list[int]]:
-        """Makes room for a file of `size` bytes, and pushes `key`, the file's entry, onto the heap.
+        """Makes room for a file of `size` bytes, and pushes the file's entry, `key`, onto the heap.
 
-        Evicts the files with the farthest next use until a class has enough room. Evicts only files
-        whose next use is farther than the use in `key`. If these evictions free too little room,
-        changes nothing. Returns the class that has the room (MISS if no class has it), and the
-        evicted files."""
+        Evicts the files with the farthest next use until a storage class has enough room. Evicts
+        only files whose next use is farther than the use in `key`. If even all of these evictions
+        free too little room, nothing changes. Returns the class that has the room (MISS if there is
+        none), and the evicted files."""
         heap = self._heap
         at, victim = divmod(-heap[0], self._files)
         level = self._level[victim]
         if at > now and level and self._free[level] + self._size[victim] >= size:
-            # A shortcut: one file replaces one file. If all files have one size, this is the only
-            # case. The shortcut takes half the work of the general case.
+            # A shortcut that takes half the time of the general case: one file replaces one file.
+            # If all files have the same size, no other case occurs.
             heapq.heapreplace(heap, key)
             self._free[level] += self._size[victim]
             self._level[victim] = MISS
@@ -224,8 +226,8 @@ class FarthestUse:
         while level == MISS and heap and heap[0] < key:
             entries.append(heapq.heappop(heap))
             at, victim = divmod(-entries[-1], self._files)
-            # An entry that fails this test is stale: after the entry was pushed, the file was used
-            # again, or `drop` has dropped it.
+            # An entry that fails this test is stale: the file was used or dropped after this entry
+            # was pushed.
             if at > now and self._level[victim]:
                 victims.append(victim)
                 self._free[self._level[victim]] += self._size[victim]
@@ -247,8 +249,8 @@ class FarthestUse:
         upcoming: Sequence[int],
         now: Sequence[int],
     ) -> Uses:
-        """Accesses these files in the cache, in order. Returns in which class each access found its
-        file, and which class took the file.
+        """Accesses these files in the cache, in order. Returns for each access the storage class
+        that held the file, and the class that the file was newly put into.
 
         upcoming : for each access, the number of the next access to the same file, or NEVER
         now : the number of each access
@@ -273,7 +275,8 @@ class FarthestUse:
         return uses
 
     def forget(self, now: int) -> None:
-        """Removes the stale entries from the heap. Every use of a file leaves one stale entry."""
+        """Removes the stale entries from the heap: those of access `now` and of earlier accesses.
+        Every use of a file leaves one stale entry."""
         last = -(now + 1) * self._files
         self._heap = [entry for entry in self._heap if entry <= last]
         heapq.heapify(self._heap)
@@ -288,12 +291,12 @@ class FarthestUse:
 def exchange(
     held_use: Ints, held_bytes: Ints, coming_use: Ints, coming_bytes: Ints, free_bytes: int
 ) -> tuple[Bools, Bools]:
-    """Decides which files of a cache are evicted for loaded files, by the rule of `FarthestUse`: a
-    file is evicted only for files whose next use is sooner.
+    """Decides which files of a cache are evicted to make room for loaded files, by the rule of
+    `FarthestUse`: a file is evicted only for files whose next use is sooner.
 
     held_use, held_bytes : (held,) the next use of each held file, 0 or more, and its size
     coming_use, coming_bytes : (coming,) the next use of each loaded file and its size, in the order
-        of loading. The use for which a file is loaded does not count as its next use
+        of loading. If a file is loaded for a use, its next use is the one after that
     free_bytes : the free room of the cache, in addition to the room that the held files take
 
     Returns which held files are evicted, (held,), and which loaded files are kept, (coming,).

@@ -14,7 +14,8 @@ def rooms_of(capacity: Ints, files: int) -> list[TierRoom]:
     """Returns the room of a node's storage classes as a list of tiers. Each tier gets enough inodes
     for `files` files.
 
-    capacity : (classes,) [bytes], as in `Cluster`; the first class, the staging buffer, is no tier
+    capacity : (classes,) [bytes], as in `Cluster`. The first class is the staging buffer, for which
+        the list has no tier
     """
     return [TierRoom(int(room), files, 1) for room in capacity[STAGING + 1 :]]
 
@@ -27,11 +28,11 @@ def copies_of(
     classes: int | None = None,
 ) -> Copies:
     """Returns the copies of all nodes: each node keeps the files that its policy selects, in the
-    classes that the policy chooses.
+    storage classes that the policy chooses.
 
     policy_of : a function that returns the policy of a node
     sizes : (files,) [bytes]
-    classes : how many classes to use, including the staging buffer (None = all)
+    classes : how many storage classes to use, including the staging buffer (None = all)
     """
     return Copies.of(
         [
@@ -45,12 +46,12 @@ def copies_of(
 def classes_of(
     policy: NodePolicy, cluster: Cluster, sizes: Ints, classes: int | None = None
 ) -> list[Ints]:
-    """Returns, for each class, the files that a node keeps in it. The files are in the order of
-    filling, which is the order of their next uses. Files that are never used are left out. The
-    staging buffer has no files.
+    """Returns, for each storage class, the files that a node keeps in this class. The files are in
+    the order in which they are filled, which is the order of their next uses. Files that are never
+    used are omitted. The list of the first class, the staging buffer, is empty.
 
     sizes : (files,) [bytes]
-    classes : how many classes to use, including the staging buffer (None = all)
+    classes : how many storage classes to use, including the staging buffer (None = all)
     """
     files = np.arange(len(sizes), dtype=np.int32)
     files = files[policy.keeps(files)]
@@ -70,8 +71,8 @@ def first_fit_policy(node: int, files: Ints) -> NodePolicy:
 
 
 def owners_of(copies: Copies, wanted: Ints) -> Int32s:
-    """Returns the value of `Decision.owner`, (files,) int32: for each file, a node that has a copy
-    of the file, or PFS if no node has one.
+    """Returns the owner of each file, (files,) int32, for `Decision.owner`. The owner is a node
+    that has a copy of the file; PFS if no node has a copy.
 
     wanted : (files,), the preferred node, which becomes the owner if it has a copy of the file
     """
@@ -84,9 +85,9 @@ def owners_of(copies: Copies, wanted: Ints) -> Int32s:
 
 def shards(job: Job, classes: int | None = None) -> Copies:
     """Divides the dataset into one contiguous part for each node, with nearly equal numbers of
-    files. Returns the copies of each part on its node, as far as the node's classes have room.
+    files. Returns the copies: each node copies the files of its part for which it has room.
 
-    classes : how many classes to use, including the staging buffer (None = all)
+    classes : how many storage classes to use, including the staging buffer (None = all)
     """
     parts = np.array_split(np.arange(job.files, dtype=np.int32), job.cluster.nodes)
     return copies_of(

@@ -23,9 +23,9 @@ def group_shuffle(job: Job, group: int | None = None) -> Decision:
     group : the number of samples in a group. None: the largest number with which two groups of the
         largest size fit into every node's staging buffer
 
-    Assumptions: the epoch's order of groups is divided among the nodes in equal contiguous runs, so
-    that all samples are used once. If a group lies on the border of two nodes, each node reads the
-    part that it needs.
+    Assumptions: the groups of an epoch, in their random order, form one sequence of samples. Each
+    node uses an equal contiguous part of this sequence, so that every sample is used once. If the
+    border between two nodes' parts lies within a group, each node reads its part of the group.
     """
     if group is None:
         group = _fitting(job)
@@ -70,8 +70,7 @@ def largest_group(sizes: Ints, group: int) -> int:
 
 def grouped(files: int, group: int, rng: np.random.Generator) -> Ints:
     """Returns all files, group by group, (files,) int32. The groups are in random order, and the
-    files of each group are shuffled. The last group of the dataset may be shorter than the
-    others."""
+    files of each group are shuffled. The group at the end of the dataset may have fewer files."""
     of = np.arange(files) // group
     rank = rng.permutation(int(of[-1]) + 1)
     # Sort the files by the random position of their group, then by a random number. A loop that

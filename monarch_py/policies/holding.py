@@ -1,8 +1,7 @@
 """Computes which nodes hold each file: its owner, and further nodes that have room left.
 
-The same functions compute which nodes hold each sample of a plan.
-
-Every node computes the same result on its own, without communication.
+With a plan, the same functions compute which nodes hold each sample. Every node computes the same
+result on its own, without communication.
 """
 
 from dataclasses import replace
@@ -24,13 +23,13 @@ MOST_HOLDERS = 4
 
 def held_by_hash(keys: Keys, sizes: Ints, quotas: Ints, *, extra: bool = True) -> Int32s:
     """Returns the nodes that hold each file, the owner first, (files, up to MOST_HOLDERS) int32,
-    padded with NOBODY. The files' hashes determine these nodes (policies/rendezvous.py). Without a
-    plan, all files are placed in this way.
+    padded with NOBODY. The nodes follow from the hashes of the files (policies/rendezvous.py).
+    All files are placed in this way if there is no plan.
 
     keys : (files,) the files' hashes, all different
     sizes : (files,) [bytes];  quotas : (nodes,) [bytes]
-    extra : whether a node also holds files of other owners, in the room that the node's own files
-        leave
+    extra : whether a node also holds files that it does not own, if it has room for more than its
+        own files
     """
     owner = owners(keys, sizes, quotas)
     columns = [owner]
@@ -40,16 +39,17 @@ def held_by_hash(keys: Keys, sizes: Ints, quotas: Ints, *, extra: bool = True) -
 
 
 def _further(keys: Keys, sizes: Ints, quotas: Ints, owner: Int32s) -> list[Int32s]:
-    """Returns the holders of each file besides its owner, as columns (files,) that are padded with
-    NOBODY. The search for a file's holders begins at a node that the file's key selects. So the
-    listed holders differ from file to file, even if each file has more holders than can be listed.
+    """Returns the holders of each file in addition to its owner. The result is a list of columns
+    (files,), padded with NOBODY. The search for a file's holders begins at a node that depends on
+    the file's key. If files have more holders than are listed, different files thus list different
+    holders.
     """
     nodes = len(quotas)
     # `second_copies` sorts the files by their keys once for each node. Those sorts are fast if the
     # files are sorted here first.
     order = np.argsort(keys, kind="stable")
     keys, sizes, owner = keys[order], sizes[order], owner[order]
-    # One bit for each node and file, set if the node keeps the file, (nodes, files / 8).
+    # One bit for each node and file, (nodes, files / 8). The bit is 1 if the node keeps the file.
     kept = np.stack(
         [np.packbits(second_copies(keys, sizes, owner, n, int(quotas[n]))) for n in range(nodes)]
     )
@@ -69,8 +69,9 @@ def _further(keys: Keys, sizes: Ints, quotas: Ints, owner: Int32s) -> list[Int32
 
 
 def with_holders(plan: Plan) -> Plan:
-    """Returns a copy of the plan. In each part whose loader has one of HELD_SPLITS, the loader's
-    `holders` are filled in, unless they are known: the nodes that hold each sample."""
+    """Returns a copy of the plan in which each loader that needs its field `holders` has it: the
+    nodes that hold each sample. A loader needs the holders if its `split` is one of HELD_SPLITS. It
+    then assigns samples to nodes that hold them."""
     return replace(plan, parts=tuple(_held(plan, part) for part in plan.parts))
 
 
@@ -86,12 +87,12 @@ def _held(plan: Plan, part: PlanPart) -> PlanPart:
 
 def _kept_along(index: Index, nodes: int, quota: int, *, extra: bool) -> Int32s:
     """Returns the nodes that hold each sample of a plan, (samples, up to MOST_HOLDERS). Daemons
-    that follow the plan keep the files on these nodes, even where the hashes of the files' paths
-    would choose other nodes.
+    that follow the plan keep the files on these nodes. (Without a plan, they may keep the files on
+    other nodes, which follow from the files' paths.)
 
     quota : how much each node may hold [bytes]
-    extra : whether a node also holds files of other owners, in the room that the node's own files
-        leave
+    extra : whether a node also holds files that it does not own, if it has room for more than its
+        own files
     """
     keys = file_keys(index.files) if index.kind == "unnamed" else index.path_hashes()
     rooms = np.full(nodes, quota - slack_of(quota), dtype=np.int64)

@@ -20,8 +20,8 @@ ASKED = 2
 # Used instead of a tier's number if no plan has chosen a tier for the file.
 UNPLANNED = -2
 
-# The nodes that keep each file, (files, ASKED) int32. The owner comes first. NOBODY fills the
-# remaining places.
+# An array of the nodes that keep each file, (files, ASKED) int32. A row begins with the file's
+# owner. If fewer than ASKED nodes keep the file, the rest of the row is NOBODY.
 Holders = npt.NDArray[np.int32]
 Number = TypeVar("Number", bound=np.generic)
 
@@ -29,9 +29,11 @@ Number = TypeVar("Number", bound=np.generic)
 def planned_tiers(
     frequency: npt.NDArray[Any], first_use: Ints, sizes: Ints, rooms: Sequence[TierRoom]
 ) -> Int32s:
-    """Returns the tier of each file that a node keeps under a plan, (n,). The files that are used
-    most often get the fastest tier; if files are used equally often, the first use decides (NoPFS
-    5.1). NOWHERE marks a file that fits into no tier, even if the tiers together have room for it.
+    """Returns the tier of each file that a node keeps under a plan, (n,). Files are placed in the
+    order of their frequency, the most used first, each into the fastest tier with room. Among files
+    that are used equally often, the file with the earliest first use is placed first (NoPFS 5.1).
+    The result is NOWHERE for a file that fits into no tier, even if the free parts of several tiers
+    together are large enough.
 
     frequency, first_use : (n,) how often this node uses each file, and when it first uses the file
     sizes : (n,) [bytes]
@@ -49,15 +51,17 @@ class NodePolicy:
     node owns each file, `follow` sets what a plan has chosen for the files, and `foresee` sets
     which files are used next.
 
-    Files are numbered from 0 on. In the daemon, a file has the number of its entry in the catalog;
-    in the simulator, it has its number in the job. `ids` are always such numbers, (n,).
+    Files are numbered from 0 on. In the daemon, the number of a file is the number of its entry in
+    the catalog. In the simulator, it is the number of the file in the job. Every argument `ids` is
+    an array of such numbers, (n,).
 
     node : the number of the node
-    shares : whether the nodes keep files for each other; if they do not, this node keeps every file
-    kept : (shared files,) whether this node keeps each file. `planned` takes precedence over `kept`
-    follows_plan : whether a plan determines what is kept here
-    planned : (planned files,) int32, the tier that the plan has chosen for each file, NOWHERE for a
-        file that is not to be kept, UNPLANNED for a file that is in no plan
+    shares : whether the nodes keep files for each other. If not, this node keeps every file
+    kept : (files,) whether this node keeps each file, for the files that `share` has divided among
+        the nodes. `planned` takes precedence over `kept`
+    follows_plan : whether a plan determines what this node keeps
+    planned : (files,) int32, the tier that the plan has chosen for each file. NOWHERE for a file
+        that this node is not to keep, UNPLANNED for a file that is in no plan
     """
 
     def __init__(self, node: int = 0, *, shares: bool = False) -> None:
@@ -84,24 +88,24 @@ class NodePolicy:
         return np.asarray(self.owners(ids) == self.node)
 
     def keeps(self, ids: Ints) -> Bools:
-        """Returns whether this node keeps each file in its tiers, (n,). Other files are staged when
-        they are needed, and dropped afterwards."""
+        """Returns whether this node keeps each file in its tiers, (n,). A file that it does not
+        keep is copied to the staging area when it is needed, and dropped afterwards."""
         tier = self._tiers(ids)
         kept = _found(self.kept, ids, not self.shares)
         return np.where(tier == UNPLANNED, kept, tier != NOWHERE)
 
     def tier_of(self, ids: Ints, sizes: Ints, rooms: list[TierRoom]) -> Int32s:
-        """Returns the tier into which each file goes, (n,). This is the tier that the plan has
-        chosen, if that tier has room; otherwise the fastest tier with room, as in section 4.1.2 of
-        Dantas 2022; NOWHERE if no tier has room.
+        """Returns the tier into which each file goes, (n,). If the plan has chosen a tier, and this
+        tier has room, the file goes there. Otherwise it goes into the fastest tier with room, as in
+        section 4.1.2 of Dantas 2022. The result is NOWHERE if no tier has room.
 
         sizes : (n,) [bytes], in the order of filling;  rooms : the room of the tiers, fastest first
         """
         return first_fit(sizes, rooms, self._tiers(ids) if self.follows_plan else None)
 
     def next_use(self, ids: Ints) -> npt.NDArray[np.int64]:
-        """Returns how many files are used before the next use of each file, (n,); NEVER if
-        `foresee` has named no use."""
+        """Returns how many files are used before the next use of each file, (n,). The result is
+        NEVER for a file that is not among those that were passed to `foresee`."""
         distance = np.full(len(ids), NEVER, np.int64)
         if len(self._upcoming):
             at = np.minimum(np.searchsorted(self._upcoming, ids), len(self._upcoming) - 1)
@@ -112,9 +116,9 @@ class NodePolicy:
     def victims(
         self, ids: Ints, sizes: Ints, needed_bytes: int, least_use: int = -1
     ) -> npt.NDArray[np.int64]:
-        """Returns which of the staged files are dropped for `needed_bytes` of room, as indices into
-        `ids`. The file that is used farthest in the future is dropped first. Among files with the
-        same next use, the first in `ids` is dropped first.
+        """Returns which of the staged files `ids` are dropped to free `needed_bytes`, as indices
+        into `ids`. The file with the farthest next use is dropped first. Among files with the same
+        next use, the file that comes first in `ids` is dropped first.
 
         sizes : (n,) [bytes];  least_use : files with a smaller `next_use` are kept
         """
@@ -125,19 +129,22 @@ class NodePolicy:
         return np.asarray(order[before < needed_bytes])
 
     def route(self, ids: Ints, queues: Ints) -> Int32s:
-        """Returns, for each file, the nodes that a fill of the file asks, (n, ASKED); NOBODY means
-        that the source is read. This node reads its own files from the source, and also files that
-        no node keeps. Of two holders, the holder with the shorter queue is asked first. If that
-        holder does not send the file, the second holder is asked. If a holder has no copy yet, it
-        makes a copy on request only if it is the owner.
+        """Returns, for each file, the nodes that this node asks when it copies the file, (n,
+        ASKED). A row of NOBODY means that this node reads the file from the source: it owns the
+        file, or no node keeps the file.
 
-        queues : (nodes,) how many fills of this node wait for each node
+        If two other nodes keep the file, the node with the shorter queue is asked first. If that
+        node does not send the file, the second node is asked. A node that has no copy yet makes a
+        copy on request only if it owns the file.
+
+        queues : (nodes,) how many copies of this node wait for an answer of each node
         """
         asked = self.others(ids)
         two = np.flatnonzero((asked >= 0).all(axis=1))
         owner, other = asked[two].T
-        # Ask the holder with the shorter queue first. If the queues have the same length, ask the
-        # owner first for files with even numbers, and the other holder first for the rest.
+        # Ask the node with the shorter queue first. If both queues have the same length, ask the
+        # owner first for files with even numbers, and the other node first for files with odd
+        # numbers.
         is_turned = (queues[other] < queues[owner]) | (
             (queues[other] == queues[owner]) & (ids[two] % np.asarray(2, ids.dtype) == 1)
         )
@@ -145,8 +152,8 @@ class NodePolicy:
         return asked
 
     def others(self, ids: Ints) -> Int32s:
-        """Returns the other nodes that keep each file, the owner first, (n, ASKED); NOBODY for
-        files that this node owns."""
+        """Returns the nodes other than this one that keep each file, the owner first, (n, ASKED).
+        All elements are NOBODY for a file that this node owns."""
         others = self.holders(ids).astype(np.int32)
         others[others[:, 0] == self.node] = NOBODY
         others[others[:, 1] == self.node, 1] = NOBODY
@@ -174,8 +181,8 @@ class NodePolicy:
         return int((self._holders[:, 0] == self.node).sum())
 
     def share(self, owner: Ints, kept: Bools) -> None:
-        """Adds files to those that are divided among the nodes. The numbers of these files follow
-        the numbers of the files that were added before.
+        """Adds files to those that are divided among the nodes. The numbers of the new files follow
+        the numbers of the files that earlier calls have added.
 
         owner : (n,) the owner of each file, NOBODY for none
         kept : (n,) whether this node keeps the file
@@ -186,13 +193,14 @@ class NodePolicy:
         self.kept = np.concatenate([self.kept, kept])
 
     def follow(self, ids: Ints, tier: Int32s, files: int, holders: Holders | None = None) -> None:
-        """Adopts a plan's decisions about its files, `ids`, and forgets an earlier plan.
+        """Adopts what a plan has decided about its files, `ids`, and forgets the tiers that an
+        earlier plan has chosen.
 
         tier : (n,) the tier in which this node keeps each file, NOWHERE for none
-        files : the number of all files, whether in the plan or not
+        files : how many files there are, including files that are not in the plan
         holders : (n, ASKED) the nodes that keep each file; every node passes the same holders. The
-            holders remain when the plan is dropped, because the copies are where the plan has put
-            them
+            holders remain when the plan is dropped, because the copies remain where the plan has
+            put them
         """
         self.follows_plan = True
         self.planned = np.full(files, UNPLANNED, np.int32)
@@ -218,8 +226,8 @@ class NodePolicy:
         self._upcoming, self._distance = self._upcoming[left], self._distance[left]
 
     def lose(self, ids: Ints) -> None:
-        """Notes that the tiers have no room for these files after all. Has no effect on files for
-        which no plan has chosen a tier."""
+        """Notes that the tiers have no room for these files, although a plan has chosen a tier for
+        them. Has no effect on other files."""
         self.planned[ids[self._tiers(ids) >= 0]] = NOWHERE
 
     def give_up(self, ids: Ints) -> None:
@@ -232,8 +240,8 @@ class NodePolicy:
         self._holders[ids, 0] = nodes
 
     def adopt(self, ids: Ints) -> None:
-        """Notes that this node owns these files from now on, and forgets the tiers that a plan has
-        chosen for these files."""
+        """Notes that this node owns these files from now on, and forgets which tiers a plan has
+        chosen for them."""
         self.planned[ids[ids < len(self.planned)]] = UNPLANNED
         ids = ids[~self.owns(ids)]
         self.kept[ids] = True

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 # Used instead of a tier's number if no tier has room for the file.
 NOWHERE = -1
-# A file that is larger than this [bytes] is treated as if it had this size. The size exceeds every
-# tier, and yet the sum of 2048 such sizes fits into 64 bits.
+# A file that is larger than this [bytes] is treated as if it had this size. No tier is as large, so
+# such a file is placed nowhere. The sum of 2048 such sizes does not overflow 64 bits.
 LARGEST = np.uint64(1 << 51)
 
 # The largest part of a tier's quota that is kept free of copies [bytes]; see `slack_of`.
@@ -35,21 +35,21 @@ class TierRoom:
     def rounded(self, sizes: Sizes) -> npt.NDArray[np.int64]:
         """Returns the bytes that files of these sizes take on the tier, (files,)."""
         block = self.block_bytes
-        # Sizes are limited so that their sums do not overflow: a sparse file may claim to be larger
-        # than all storage.
+        # Sizes are limited so that their sums do not overflow: the size of a sparse file may exceed
+        # all storage.
         sane = np.minimum(sizes.astype(np.uint64, copy=False), LARGEST).astype(np.int64)
         blocks: npt.NDArray[np.int64] = (sane + (block - 1)) // block
         return blocks * block + self.entry_bytes
 
 
-# A tier with the usual block size, for computations that must give the same result on all nodes.
-# The block sizes of the nodes' own tiers may differ. UNIT rounds each file's size up to whole
-# blocks, and adds room for the file's name and its row in the manifest.
+# A model of a tier, for computations that must give the same result on all nodes. The nodes' real
+# tiers may have different block sizes, so UNIT has the usual block size. Its method `rounded` also
+# adds room for each file's name and its row in the manifest.
 UNIT = TierRoom(free_bytes=0, free_inodes=0, block_bytes=4096, entry_bytes=512)
 
 
 def slack_of(quota_bytes: int) -> int:
-    """Returns the part of a tier's quota in which no copy is placed [bytes]."""
+    """Returns how much of a tier's quota is kept free of copies [bytes]."""
     return min(SLACK_BYTES, quota_bytes // 64)
 
 
@@ -61,12 +61,12 @@ def first_fit(
     """Assigns each file to the fastest tier that still has room for it, and evicts no file (Dantas
     2022, 4.1.2). Returns the tier of each file, (files,); NOWHERE if no tier has room for the file.
 
-    If every file is read once an epoch, eviction cannot reduce the reads from the source: it only
-    exchanges one miss for another.
+    If every file is read once an epoch, eviction cannot reduce the reads from the source: an
+    evicted file is missed instead of the file that replaced it.
 
     sizes : (files,) [bytes], in the order of filling;  rooms : the room of the tiers, fastest first
-    preferred : (files,), the tier that each file goes into if that tier has room; negative for a
-        file without a preferred tier
+    preferred : (files,), the tier that is tried first for each file, before any file goes into
+        another tier; negative for a file without a preferred tier
     """
     tier_of = np.full(len(sizes), NOWHERE, np.int32)
     left = list(rooms)
@@ -90,7 +90,7 @@ def first_fit(
 
 def take(needs: Sizes, room: int, most: int | None = None) -> npt.NDArray[np.bool_]:
     """Returns which files fit into the given room if they are placed in order, (files,) bool. A
-    file that is too large for the remaining room is skipped, and later files may still fit.
+    file that is too large for the remaining room is skipped, and later files that fit are placed.
 
     needs : (files,) [bytes], in the order of filling
     room : [bytes], less than 2**53
@@ -100,8 +100,9 @@ def take(needs: Sizes, room: int, most: int | None = None) -> npt.NDArray[np.boo
     waiting = np.flatnonzero(needs <= room)
     left = len(needs) if most is None else most
     while len(waiting) and left > 0:
-        # Take all files before the first that does not fit, then go on with the later files that
-        # still fit. Sums are float64: they must not overflow, and are exact below 2**53.
+        # Take all files before the first file that does not fit. Then continue with the later files
+        # that fit into the remaining room. Sums are float64, so that they cannot overflow; below
+        # 2**53 they are exact.
         total = np.cumsum(needs[waiting], dtype=np.float64)
         fitting = min(left, int(np.searchsorted(total, room, side="right")))
         taken[waiting[:fitting]] = True

@@ -1,9 +1,9 @@
 """The owner of each file when there is no plan: rendezvous hashing, weighted by room.
 
 Every node computes the owners on its own, from the catalog and the nodes' quotas, without any
-communication. When a node joins, only the files that it takes over change owners. When a node
-leaves, only the files that it owned change owners (Thaler and Ravishankar 1998; weights as in
-Schindelhauer and Schomaker 2005).
+communication. A node that joins becomes the owner of some files, and all other files keep their
+owners. If a node leaves, only the files that it owned get other owners (Thaler and Ravishankar
+1998; weights as in Schindelhauer and Schomaker 2005).
 """
 
 import numpy as np
@@ -30,16 +30,16 @@ def _mixed(values: Keys) -> Keys:
 
 
 def file_keys(files: int) -> Keys:
-    """Returns keys derived from the files' numbers, (files,), for callers that have no hashes of
-    paths."""
+    """Returns a key for each file, (files,), derived from the file's number. For callers that have
+    no hashes of the files' paths."""
     return _mixed(np.arange(1, files + 1, dtype=np.uint64) * _GOLDEN)
 
 
 def scores(keys: Keys, weights: Floats) -> Floats:
-    """Returns the score of each node for each file, (files, nodes). A file goes to the node with
-    the lowest score for it, if this node has room. A node's scores are exponentially distributed,
-    and the node's weight is the rate of the distribution. So node n has the lowest score with
-    probability weights[n] / sum of weights. A node with weight 0 has an infinite score.
+    """Returns the score of each node for each file, (files, nodes). The owner of a file is the node
+    with the lowest score for this file, if this node has room. The scores of a node are
+    exponentially distributed with the node's weight as the rate. So node n has the lowest score
+    with probability weights[n] / sum of weights. A node with weight 0 has an infinite score.
 
     keys : (files,) hashes;  weights : (nodes,) >= 0
     """
@@ -54,8 +54,8 @@ def scores(keys: Keys, weights: Floats) -> Floats:
 
 def homes(files: int, cluster: Cluster) -> Int32s:
     """Returns the node with the least score for each file, (files,) int32, even if the node is
-    full. A node's weight is the room of its classes for copies. If no node has room for copies, all
-    weights are equal."""
+    full. A node's weight is its room for copies: the sum over its storage classes without the
+    staging buffer. If no node has room for copies, all weights are equal."""
     room = cluster.capacity[:, STAGING + 1 :].sum(axis=1).astype(np.float64)
     weights = room if room.any() else np.ones(cluster.nodes)
     return first_nodes(file_keys(files), weights)
@@ -71,8 +71,8 @@ def first_nodes(keys: Keys, weights: Floats) -> Int32s:
 
 
 def next_nodes(keys: Keys, weights: Floats, node: int) -> Int32s:
-    """Returns, for each file, the node with the least score above that of `node`, (files,) int32;
-    PFS if there is no such node. Nodes with weight 0 do not count.
+    """Returns, for each file, the node that follows `node` in the order of scores, (files,) int32;
+    PFS if `node` has the highest score. Nodes with weight 0 are ignored.
 
     keys : (files,);  weights : (nodes,) >= 0, and weights[node] > 0
     """
@@ -80,10 +80,11 @@ def next_nodes(keys: Keys, weights: Floats, node: int) -> Int32s:
 
 
 def owners(keys: Keys, sizes: Ints, quotas: Ints) -> Int32s:
-    """Returns the owner of each file, (files,) int32. The owner is the first node, in the order of
-    the file's scores, that has room for the file; PFS if no node has room. A node may come first
-    for more files than it has room for. It then takes them in ascending order of their keys, and
-    skips those that do not fit. The order of the files in the arrays does not matter.
+    """Returns the owner of each file, (files,) int32; PFS if no node has room for the file. The
+    nodes are tried in the order of their scores for the file, the lowest score first. The first
+    node with room becomes the owner. If a node has too little room for all files that try it, it
+    takes them in ascending order of their keys, and skips those that do not fit. The result does
+    not depend on the order of the files in the arrays.
 
     keys : (files,), all different;  sizes : (files,) [bytes];  quotas : (nodes,) [bytes]
     """
@@ -97,8 +98,9 @@ def owners(keys: Keys, sizes: Ints, quotas: Ints) -> Int32s:
     if not len(waiting):
         return owner
     for _ in range(len(left)):
-        # Nodes without room for any of these files are excluded. That does not change the other
-        # nodes' scores, because each score depends on the weight of its own node only.
+        # Nodes without room for any of these files are excluded: their weights become 0. This does
+        # not change the scores of other nodes, because a score depends only on the weight of its
+        # own node.
         weights = np.where(left >= sizes[waiting].min(), weights, 0.0)
         if not weights.any():
             break
@@ -116,8 +118,8 @@ def owners(keys: Keys, sizes: Ints, quotas: Ints) -> Int32s:
 
 
 def second_copies(keys: Keys, sizes: Ints, owner: Ints, node: int, quota: int) -> Bools:
-    """Returns which files of other owners a node also keeps, (files,). These files take the room
-    that is left after the node's own files. The node then need not fetch them in every epoch.
+    """Returns which files of other owners a node also keeps, (files,), in the room that its own
+    files do not need. With these copies, the node need not fetch the files in every epoch.
 
     keys : (files,) hashes, all different;  sizes : (files,) [bytes]
     owner : (files,) the owner of each file;  quota : the node's quota [bytes]

@@ -1,9 +1,9 @@
 """Baselines that change which node uses which sample, so that more samples are local.
 
-`locality_aware` exchanges samples between nodes within a step; the step's batch remains the same
-set of samples. DeepIO's opportunistic mode and `parallel_staging` draw orders of their own. If the
-dataset exceeds the nodes' storage, these two policies never use the samples that did not fit, as
-section 6 of the NoPFS paper notes.
+`locality_aware` exchanges samples between nodes within a step; all nodes together still use the
+same samples in the step. DeepIO's opportunistic mode and `parallel_staging` draw random orders of
+their own. If the dataset exceeds the nodes' storage, these two policies never use the samples that
+did not fit, as section 6 of the NoPFS paper notes.
 """
 
 import numpy as np
@@ -32,10 +32,10 @@ def deepio_opportunistic(job: Job) -> Decision:
     """Opportunistic mode of DeepIO (Zhu et al. 2018): nodes ignore the sampler's order, and use
     only samples that are in some node's memory.
 
-    Assumptions: samples are loaded as in DeepIO's ordered mode. Then every epoch deals all samples
-    in memory to the nodes at random, each sample once. If the epoch needs more samples than are in
-    memory, it deals the samples again. So with `N` nodes, one in `N` samples is local. Samples that
-    did not fit into any memory are not used.
+    Assumptions: samples are loaded before training, as in DeepIO's ordered mode (`deepio`). In each
+    epoch, all samples in memory are distributed over the nodes at random, each sample once. If the
+    epoch needs more samples than are in memory, the samples are distributed again. So with `N`
+    nodes, one in `N` samples is local. Samples that did not fit into any memory are not used.
     """
     need_memory(job, "deepio-opportunistic")
     copies = shards(job, classes=MEMORY + 1)
@@ -44,7 +44,8 @@ def deepio_opportunistic(job: Job) -> Decision:
     def orders(epoch: int) -> Ints:
         order = job.orders(epoch)
         rng = np.random.default_rng([job.seed, epoch])
-        # Nodes take turns, so that all of them share one pass over the samples.
+        # The first sample goes to the first node, the second sample to the second node, and so on.
+        # So all nodes together use every sample once before any sample is used again.
         turns = in_time(order)
         dealt = same_shape(turns, _passes(held, int(np.sum(turns != NO_FILE)), rng))
         return np.asarray(dealt.reshape(-1, len(order)).T.reshape(order.shape))
@@ -56,11 +57,11 @@ def deepio_opportunistic(job: Job) -> Decision:
 
 
 def parallel_staging(job: Job) -> Decision:
-    """Data sharding: every node copies a contiguous share of the dataset to its classes before
-    training, and uses only its share, in its own random order (NoPFS 6).
+    """Data sharding: every node copies a contiguous share of the dataset to its own storage before
+    training, and uses only its share, in a random order of its own (NoPFS 6).
 
-    In each epoch a node goes through its share once. If the share is shorter than the epoch, the
-    node goes through it again; if the share is longer, the node uses only a part of it.
+    In each epoch a node uses its share once. If it needs more samples in the epoch than its share
+    has, it uses the share again. If it needs fewer, it uses only a part of the share.
     """
     need_memory(job, "parallel-staging")
     copies = shards(job)
@@ -87,13 +88,13 @@ def parallel_staging(job: Job) -> Decision:
 
 
 def locality_aware(job: Job) -> Decision:
-    """Locality-aware loading (Yang and Cong 2019): every node holds a share of the dataset, and
-    from each step's batch it takes the samples that it holds.
+    """Locality-aware loading (Yang and Cong 2019): every node holds a share of the dataset. From
+    the samples that all nodes together use in a step, each node takes those that it holds.
 
-    The step's batch stays the same set of samples. If a node holds more samples of the batch than
-    it should use, the surplus goes to nodes that hold too few. These nodes read the surplus samples
-    from the holder. Assumption: shares are contiguous and loaded before training, as in NoPFS's
-    simulation. Raises PolicyError if nodes have different numbers of ranks.
+    If a node holds more samples of the step than its batch has, the surplus goes to nodes that hold
+    too few. These nodes read the surplus samples from the holder. Assumption: shares are contiguous
+    and loaded before training, as in NoPFS's simulation. Raises PolicyError if nodes have different
+    numbers of ranks.
     """
     need_memory(job, "locality-aware")
     need_equal_ranks(job, "locality-aware")
@@ -115,15 +116,15 @@ def exchange(order: Ints, holder: Ints) -> Ints:
     order : (nodes, steps, batch), files
     holder : (nodes, steps, batch), the node that holds each of these files, or PFS
 
-    Returns an order of the same shape. Every step has the same files as before, and each node gets
-    `batch` of the step's files. First, each node gets the step's files that it holds, but at most
-    `batch`. Then the files that are left over fill the nodes' batches.
+    Returns an order of the same shape, in which every step has the same files as before. Each node
+    first gets the files of the step that it holds, but at most `batch` of them. The remaining files
+    of the step then fill up the nodes' batches.
     """
     nodes, steps, batch = order.shape
     files = order.transpose(1, 0, 2).reshape(steps, -1)
     held = holder.transpose(1, 0, 2).reshape(steps, -1).astype(np.int64)
-    # A single sort orders the files of all steps by step, then by holder. The files of one step and
-    # one holder are then numbered from 0: `rank` is the position of a file in its holder's batch.
+    # The files are sorted by step, and within each step by holder. `rank` numbers the files of the
+    # same step and holder from 0: it is a file's position in the batch of its holder.
     key = np.arange(steps)[:, None] * (nodes + 1) + np.where(held == PFS, nodes, held)
     by_key = np.argsort(key.ravel(), kind="stable")
     sorted_key = key.ravel()[by_key]

@@ -1,8 +1,8 @@
 """Helpers for policies that evict copies: the next use of each file, and a replay of epochs.
 
 The content of a cache at the start of an epoch depends on all previous epochs. So a policy that
-evicts copies is written as a generator, which yields a result for each epoch in order. `Replay`
-returns the result of any epoch.
+evicts copies is written as a generator, which yields the results of the epochs one after the other.
+The simulator may ask for the epochs in any order, and `Replay` answers it.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,8 +22,9 @@ T = TypeVar("T")
 
 
 class Replay(Generic[T]):
-    """Gives random access to what a generator yields epoch by epoch. If the result of an epoch is
-    no longer kept, the generator runs again from the first epoch.
+    """Gives random access to the results that a generator yields, one for each epoch. Only the
+    latest KEPT_EPOCHS results are kept. For an earlier epoch, the generator runs again from the
+    first epoch.
 
     begin : a function that returns a new generator. The generator starts with the first epoch, in
         the state at the start of the job
@@ -50,8 +51,8 @@ class Replay(Generic[T]):
 
 def in_time(order: Ints) -> Array:
     """Returns the accesses of all nodes in the order in which they happen, (nodes x accesses,): the
-    first access of each node, then the second access of each, and so on. Access number `a` of node
-    `n` is element `a * nodes + n`.
+    first access of every node, then the second access of every node, and so on. Access number `a`
+    of node `n` is element `a * nodes + n`.
 
     order : (nodes, ...), as in `Job.orders`
     """
@@ -60,9 +61,9 @@ def in_time(order: Ints) -> Array:
 
 def next_uses(job: Job, *, together: bool) -> list[npt.NDArray[np.int64]]:
     """Finds, for each access, the next access to the same file. Returns one array for each epoch,
-    (nodes, accesses) int64: the number of the next access, or NEVER. Accesses are numbered over all
-    epochs in the order of `in_time`, so the accesses of a step have neighbouring numbers. The
-    result takes 8 bytes for every access of the job.
+    (nodes, accesses) int64: the number of the next access, or NEVER. The accesses of the whole job
+    are numbered consecutively, in the order in which they happen (`in_time`). The result takes 8
+    bytes for every access of the job.
 
     together : True for the next use by any node (all nodes share one cache), False for the next use
     by the same node
@@ -90,9 +91,9 @@ def _upcoming(
     """Returns, for each access, the next use of its file after this access; NEVER for NO_FILE. The
     accesses are in order of time.
 
-    upcoming : (files,) the first use of each file after all of these accesses. The function changes
-        the array in place: if these accesses use a file, its element becomes the first of these
-        uses
+    upcoming : (files,) the first use of each file after all of these accesses. The function updates
+        the array in place: for each file that these accesses use, the element becomes the first of
+        these accesses to the file
     """
     is_used = files != NO_FILE
     if not is_used.all():

@@ -13,30 +13,33 @@ import numpy.typing as npt
 from monarch_py.policies.placement import LARGEST
 from monarch_py.policies.view import PFS, Bools, Floats, Int32s, Ints
 
-# Files are read from places. The place SOURCES stands for all sources together, and the place n + 1
-# for node n.
+# A place is where a file can be read from. Number SOURCES is all sources together, and number n + 1
+# is node n.
 SOURCES = 0
 # A place that has not been chosen for this long [s] is tried again, because the place may have
 # become faster.
 TRY_AGAIN_S = 2.0
 # NOTICED_S : waits shorter than this do not matter [s].
-# PART : if a node has a copy, the source is read instead only if that takes less than PART times as
-# long as fetching the copy. This spares the source, which all nodes share.
+# PART : although a node has a copy, the source is read if reading it takes less than PART times as
+# long as fetching the copy. PART is below 1 to spare the source, which all nodes share.
 NOTICED_S, PART = 0.1, 0.5
 
 
 @dataclass
 class Routing:
-    """The places that have files, as one node sees them at one moment. When a place is chosen for a
-    file, the file is added to the place's queue, so that later choices consider the longer queue.
+    """The places that have files (other nodes and the source), as one node sees them at one moment.
+    When a place is chosen for a file, the file is added to the place's queue, so that later choices
+    consider the longer queue.
 
-    rate : a function of a place and the number of readers at this place; it returns the rate
-        [bytes/s] that one of these readers gets, or None if the rate is unknown
-    queues : (nodes,) files that wait for each node;  at_source : files that wait for the sources
+    rate : a function that returns the rate [bytes/s] of one reader, or None if the rate is unknown.
+        Arguments: the place, and how many readers read there at the same time
+    queues : (nodes,) how many files wait to be fetched from each node
+    at_source : how many files wait to be read from the sources
     node_threads : how many threads ask a node at a time
     source_threads : how many threads read the sources
     block_bytes : how much of a file a thread moves at a time
-    tried : when each place was last chosen [s]; each choice updates it;  now_s : the time now [s]
+    tried : place -> when it was last chosen [s]; each choice updates this;  now_s : the time now
+        [s]
     """
 
     rate: Callable[[int, int], float | None]
@@ -52,8 +55,9 @@ class Routing:
         self.rate = cache(self.rate)
 
     def choose(self, asked: Int32s, has: Bools, sizes: Ints, due_s: Floats) -> int:
-        """Chooses between nodes and source for each file that a node is known to have. Of two nodes
-        the faster one is put first. Returns the number of files for which the source was chosen.
+        """Chooses, for each file that a node is known to have, whether to read it from a node or
+        from the source. If two nodes have a file, the faster node is put first. Returns the number
+        of files for which the source was chosen.
 
         asked : (n, ASKED) as `NodePolicy.route` returns it. Changed in place: in each row, the
             faster node comes first, or all elements are PFS if the source is chosen
@@ -71,8 +75,8 @@ class Routing:
         return chosen
 
     def sure_bytes(self) -> int:
-        """Returns the size [bytes] of the largest file that every node delivers within NOTICED_S. A
-        file up to this size never comes from the source if a node has it."""
+        """Returns the size [bytes] of the largest file that every node delivers within NOTICED_S.
+        If a node has a copy, no file up to this size is read from the source."""
         least = float(LARGEST)
         for node, queue in enumerate(self.queues.tolist()):
             rate = self.rate(node + 1, min(queue + 1, self.node_threads))
@@ -81,18 +85,20 @@ class Routing:
         return int(least)
 
     def _is_second_faster(self, first: int, second: int, size: int) -> bool:
-        """Whether the second of two nodes is faster. Returns False if the first node was last asked
-        at least TRY_AGAIN_S ago, because it may have become fast since then."""
+        """Returns whether the second of two nodes is faster. Returns False if the first node was
+        last asked at least TRY_AGAIN_S ago: its rate is then measured again, because it may have
+        changed."""
         if self._is_due(first + 1):
             return False
         one, two = self._node_seconds(first, size), self._node_seconds(second, size)
         return one is not None and two is not None and two < one
 
     def _is_source_better(self, node: int, size: int, due_s: float) -> bool:
-        """Whether to read a file from the source although a node has the file. All nodes share the
-        source, so each node reads the source as little as possible. Returns False if the node
-        delivers the file in time, if the source is hardly faster, or if the node's speed is unknown
-        or must be measured again. Adds the file to the queue of the chosen place."""
+        """Returns whether to read a file from the source although a node has the file. All nodes
+        share the source, so each node reads from it as little as possible. Returns False in three
+        cases: if the node delivers the file in time, if the source is less than 1 / PART times as
+        fast as the node, or if the node's speed is unknown or must be measured again. Adds the file
+        to the queue of the chosen place."""
         node_s = self._node_seconds(node, size)
         source_s = self._seconds(SOURCES, size, self.at_source, self.source_threads)
         if source_s is None and self._is_due(SOURCES):
@@ -118,9 +124,9 @@ class Routing:
 
     def _seconds(self, place: int, size: int, queue: int, threads: int) -> float | None:
         """Returns the time [s] until a file arrives from a place, or None if the place's rate is
-        unknown. The time has two parts: the time to move this file, and the time to move the files
-        that wait before it. The waiting files are assumed to be as large as this file. The threads
-        divide the waiting files evenly, and move the blocks of a file in parallel."""
+        unknown. This is the time to move the files that wait in the place's queue, and then this
+        file. Assumptions: all of these files are equally large, the threads divide the waiting
+        files evenly, and several threads can move blocks of one file at the same time."""
         rate = self.rate(place, min(queue + 1, threads))
         if rate is None:
             return None

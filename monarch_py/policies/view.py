@@ -25,7 +25,7 @@ Uints = npt.NDArray[np.uint64]
 
 # Used instead of a node's number for a file that only the parallel file system has.
 PFS = -1
-# Fills the rest of an order's row (a node's samples in a step) if the node takes fewer samples in
+# Pads the row of an order that lists a node's samples in a step, if the node takes fewer samples in
 # the step than other nodes.
 NO_FILE = -1
 # The storage class of the staging buffer, where files lie between prefetch and use.
@@ -38,12 +38,14 @@ class Cluster:
     links, the parallel file system.
 
     capacity : (nodes, classes) int64 [bytes]; the first class is the staging buffer
-    threads : (classes,) int, prefetching threads of each class
+    threads : (classes,) int, how many threads prefetch into each class
     read_rate : (nodes, classes) float64 [bytes/s], the rate of all threads of a class together
     network : (nodes,) float64 [bytes/s], the rate of each node's link
-    ranks : (nodes,) int, processes that train
-    preprocess : (nodes,) float64 [bytes/s], the rate at which one staging thread preprocesses
-    pfs_rate : number of clients -> rate of the file system for all these clients together [bytes/s]
+    ranks : (nodes,) int, how many training processes each node has
+    preprocess : (nodes,) float64 [bytes/s], the rate at which one thread of the staging buffer
+        preprocesses samples
+    pfs_rate : a function that returns the rate of the file system for all its clients together
+        [bytes/s]. Argument: the number of clients
     """
 
     capacity: npt.NDArray[np.int64]
@@ -70,9 +72,10 @@ class Job:
     sizes : (files,) int64 [bytes]
     epochs : number of epochs
     batch : the number of samples that the node with the most ranks takes in a step
-    orders : epoch -> (nodes, steps, batch) int32, the files in the sampler's order. A node takes
-        the files of a step one after the other. All nodes wait for each other at the end of each
-        step. If a node has fewer ranks than others, NO_FILE follows its files
+    orders : a function that returns the order of an epoch, (nodes, steps, batch) int32: the files
+        that each node uses in each step, in the sampler's order. A node uses the files of a step
+        one after the other. All nodes wait for each other at the end of each step. If a node has
+        fewer ranks than others, its rows are padded with NO_FILE
     seed : the seed for policies that draw random numbers of their own
     """
 
@@ -112,11 +115,11 @@ class Job:
 
 
 def same_shape(order: Ints, files: Ints) -> Int32s:
-    """Returns an order of the same shape as `order`, but with these files.
+    """Returns an order of the same shape as `order`, but with the files `files`.
 
-    order : (nodes, steps, batch), an order of an epoch
-    files : as many files as `order` has: first the files of node 0, step by step, then the files of
-        node 1, and so on
+    order : (nodes, steps, batch), the order of an epoch
+    files : as many files as `order` contains: first the files of node 0, step by step, then the
+        files of node 1, and so on
     """
     dealt: Int32s = np.array(order, np.int32)
     dealt[order != NO_FILE] = files
@@ -138,16 +141,17 @@ class When(Enum):
 
     # Before training: no node trains until all copies are made.
     BEFORE = "before"
-    # During training: the threads of each class make the copies in this class, in the order of the
-    # rows of Copies.
+    # During training: the threads of each storage class make the copies in this class, in the order
+    # of the rows of Copies.
     BESIDE = "beside"
-    # When the node first reads the file. This read makes the copy.
+    # When the node first reads the file: the read file is kept as the copy.
     ON_USE = "on_use"
 
 
 @dataclass(frozen=True)
 class Copies:
-    """The copies to make, one per row. The rows of one node and class are in the order of filling.
+    """The copies to make, one per row. The copies of one node and storage class are made in the
+    order of their rows.
 
     node : (copies,) int32;  cls : (copies,) int8, never the staging buffer;  file : (copies,) int32
     """
@@ -158,9 +162,9 @@ class Copies:
 
     @classmethod
     def of(cls, parts: Sequence[tuple[int, int, Ints]] = ()) -> "Copies":
-        """Returns the Copies of these parts.
+        """Returns a Copies with the rows of all parts.
 
-        parts : tuples of a node, a class, and the files in the order of filling
+        parts : tuples of a node, a storage class, and the files in the order of filling
         """
         lengths = np.array([len(files) for _, _, files in parts], np.int64)
         return cls(
@@ -179,14 +183,15 @@ class Served:
     holder : (nodes, accesses) int32, the node that has the file, or PFS
     cls : (nodes, accesses) int8, the storage class in which the holder has the file; meaningless if
         the holder is PFS
-    into, down : (nodes, accesses) int8, the fastest and the slowest class that the access writes
-        to; STAGING if it writes to none. The classes belong to the file's owner, or to the node
-        that uses the file if the file has no owner. Class `into` gets the file. Each slower class,
-        down to `down`, gets the files that the next faster class drops to make room; these dropped
-        files are assumed to have the same total size as the file. If no node has the file, and the
-        file goes into a class of its owner, the owner reads the file from the file system
-    redundant : (nodes, accesses) int64 [bytes], what is read from the file system in addition to
-        the file, if the policy reads larger pieces; None if nothing else is read
+    into, down : (nodes, accesses) int8, the fastest and the slowest storage class that the access
+        writes to; STAGING if it writes to none. The classes belong to the file's owner, or to the
+        node that uses the file if the file has no owner. Class `into` receives the file. Each
+        slower class, down to `down`, receives the files that the next faster class drops to make
+        room. The total size of these dropped files is assumed to be the size of the file. If no
+        node has the file, and the file goes into a class of its owner, the owner reads the file
+        from the file system
+    redundant : (nodes, accesses) int64 [bytes], how much is read from the file system in addition
+        to the file, because the policy joins reads; None if the policy reads only files
     """
 
     holder: Int32s
@@ -204,28 +209,28 @@ class Decision:
         (NoPFS 5.1, Rule 1); if False, each file is fetched when it is used
     copies, when : the copies in all classes except the staging buffer, and when they are made
     remote : whether a node may read copies of other nodes
-    due : (copies,) int64, for each copy a deadline: the number of an access, numbered as in
-        `Job.first_use`. The copy should exist on its node when the node reaches this access. Other
-        nodes cannot see whether it exists. So a node asks for the copy only after its own accesses
-        have reached this number (NoPFS 5.2.2). With None, every node knows at any time which copies
-        exist
+    due : (copies,) int64, a deadline for each copy: the number of an access, numbered as in
+        `Job.first_use`. The copy should exist on its node when this node reaches the access. Other
+        nodes cannot see whether the copy exists. So a node asks for the copy only after its own
+        accesses have reached this number (NoPFS 5.2.2). None means that every node knows at any
+        time which copies exist
     owner : (files,) int32, the only node that reads a file from the file system; it sends the file
-        to the nodes that ask for it. PFS for a file that every node reads itself. With None, no
-        file has an owner. If several nodes ask while the owner reads a file, one read serves them
-        all. So an owner that keeps the file reads it only once
-    pfs : whether a file that has a copy somewhere may still be read from the file system, if the
-        performance model says that this is faster now (NoPFS 4)
+        to the nodes that ask for it. PFS for a file that every node reads itself. None means that
+        no file has an owner. If several nodes ask while the owner reads a file, one read serves all
+        of them. So an owner that keeps the file reads it only once
+    pfs : whether a file that has a copy on some node may also be read from the file system, if this
+        is faster at that moment by the performance model (NoPFS 4)
     orders : a function that returns the order of an epoch, as in Job; None if the policy keeps the
-        job's orders. A node may take more samples in a step than the job's batch. NO_FILE follows
-        the samples of a node that takes fewer than others
+        job's orders. A node may take more samples in a step than the job's batch. The rows of nodes
+        that take fewer samples than others are padded with NO_FILE
     served : a function that returns, for an epoch and its order, where the accesses find their
-        files. If a policy sets `served`, `copies` describes only the classes' content before the
-        first step
-    threads : a function that returns, for an epoch and its order, how many of a node's staging
-        threads fetch the samples of each rank in each step, (nodes, steps, ranks) int32, each 1 or
-        more. A thread that becomes free fetches for the rank that has the fewest threads at work in
-        proportion to its assigned number (Lobster 4.3). With None, every rank has threads of its
-        own
+        files. If a policy sets `served`, `copies` describes only what the storage classes contain
+        before the first step
+    threads : a function that returns, for an epoch and its order, how many threads fetch the
+        samples of each rank in each step, (nodes, steps, ranks) int32, each 1 or more. They are
+        threads of the node's staging buffer. A thread that becomes free serves the rank with the
+        lowest ratio of busy threads to assigned threads (Lobster 4.3). None means that every rank
+        has threads of its own
     free : whether reading takes no time (the perfect policy)
     notes : remarks for the reader of a report
     """
@@ -245,5 +250,5 @@ class Decision:
 
 
 # A policy is a function that returns its decision for a job. It raises PolicyError for a job that
-# the policy's paper excludes.
+# it cannot handle.
 Policy = Callable[[Job], Decision]

@@ -27,37 +27,37 @@ from monarch_py.simulator.scenario import (
 )
 from monarch_py.util.units import GIB, MIB, counted, format_size
 
-# The most files and accesses that are simulated, so that simulating a change takes less than a
-# second. A larger run is simulated with fewer files. The tiers are made smaller by the same factor,
-# so that each tier holds the same share of the files (docs/simulator.md).
+# The largest number of files, and of accesses, in a simulation. With these limits, one simulation
+# takes less than a second. A larger run is simulated with fewer files, and with tiers that are
+# smaller by the same factor. So each tier holds the same share of the files (docs/simulator.md).
 MOST_FILES, MOST_ACCESSES = 10_000, 100_000
 # A run with more than MOST_NODES nodes, or with files of more than MOST_MEAN bytes on average, is
 # not simulated.
 MOST_NODES, MOST_MEAN = 64, 1e13
-# A run does not show how its program reads ahead. It is assumed that a batch has BATCH files, and
-# that each reader fetches AHEAD batches ahead.
+# A report does not show how far the program reads ahead. It is assumed that a batch has BATCH
+# files, and that each reading thread fetches AHEAD batches before they are needed.
 BATCH, AHEAD = 8, 2
-# Assumed rates of memory and of an SSD [bytes/s]. A run does not measure them, because the kernel
-# serves the reads of copies. UNLIMITED stands for a rate that has no influence.
+# Assumed rates of memory and of an SSD [bytes/s]. A run cannot measure them, because programs read
+# copies directly through the kernel. UNLIMITED is a rate so high that it has no influence.
 TIER_RATES = {"ram": 4.0 * GIB, "ssd": 1.0 * GIB}
 UNLIMITED = 1e15
-# If at least this share of an interval's bytes came from copies, it is assumed that the source did
-# not slow the training in that interval.
+# If at least this share of the bytes in an interval of the run came from copies, it is assumed that
+# the source did not slow the training in this interval.
 UNDISTURBED = 0.95
 # A change is advised only if it saves at least this share of the run's time.
 WORTH = 0.05
 # The share of the available memory that a new tier may take.
 MEMORY_SHARE = 0.5
-# An advised quota of a tier is at most this share of the space for its copies. This space is what
-# the copies take now, plus what is free on the file system.
+# An advised quota of a tier is at most this share of the space that copies can have: the bytes that
+# they take now plus the free bytes of the file system.
 DISK_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change that would have helped.
+    """A change that would have made the run faster.
 
-    what : the change, as a sentence;  seconds : the run's simulated time with this change [s]
+    what : the change, in words;  seconds : the simulated time of the run with this change [s]
     """
 
     what: str
@@ -66,11 +66,11 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The changes that would have helped.
+    """The changes that would have made the run faster.
 
     measured : the time of the run [s];  simulated : the simulated time of the unchanged run [s]
     changes : the changes, the best first
-    assumptions : a clause for each assumption of the simulation
+    assumptions : the assumptions of the simulation, each as a text
     """
 
     measured: float
@@ -93,7 +93,7 @@ class _Machine:
     """The settings with which a run is simulated.
 
     tiers : the usable tiers, in the order of the configuration
-    readers : the number of threads that read at the same time
+    readers : how many threads of programs read at the same time
     policy : the name of the simulator's policy
     """
 
@@ -104,19 +104,19 @@ class _Machine:
 
 def typical_rate(amounts: Floats, seconds: Floats) -> float:
     """Returns the rate [bytes/s] at which most of the bytes arrived; 0 if no bytes arrived. The
-    result is a mean of the intervals' rates. Each interval is weighted by its bytes, so that
-    intervals with few bytes have little influence.
+    result is the mean of the intervals' rates, weighted by the bytes in each interval. So intervals
+    with few bytes have little influence.
 
-    amounts, seconds : (n,) the bytes in each interval, and the length of each interval
+    amounts, seconds : (n,) the number of bytes in each interval, and the interval's length [s]
     """
     total = float(amounts.sum())
     return float((amounts * amounts / seconds).sum()) / total if total else 0.0
 
 
 def undisturbed_rate(run: Recorded) -> float:
-    """Returns the rate [bytes/s] at which the training read while nearly all of its bytes came from
-    copies. Only the intervals in which this was so are counted. Returns 0 if they contain only a
-    small part of the run's bytes."""
+    """Returns the rate [bytes/s] at which the training read in those intervals of the run in which
+    nearly all of its bytes came from copies. Returns 0 if these intervals contain only a small part
+    of the run's bytes."""
     opened = run.counted["bytes_from_tier"] + run.counted["bytes_from_source"]
     lengths = np.diff(run.seconds)
     is_free = (
@@ -124,16 +124,16 @@ def undisturbed_rate(run: Recorded) -> float:
         & (run.source_bytes <= (1 - UNDISTURBED) * opened)
         & (run.counted["wait_seconds"] <= (1 - UNDISTURBED) * lengths)
     )
-    # The intervals in `is_free` may be few, such as only the first and the last. If only a small
-    # part of the run's bytes was read in them, their rate says nothing about the training's speed.
+    # `is_free` may select only a few intervals, for example the first and the last. If only a small
+    # part of the run's bytes was read in them, their rate is not the speed of the training.
     if opened[is_free].sum() < WORTH * opened.sum():
         return 0.0
     return typical_rate(opened[is_free], lengths[is_free])
 
 
 def advise(run: Recorded, *, epochs: int | None = None, compute: float | None = None) -> Advice:
-    """Returns the changes that, according to the simulator, would have saved at least 5 % of the
-    run's time. If `_fewer_readers` yields advice to use fewer readers, adds this advice.
+    """Returns the changes with which the simulated run is at least 5 % faster. Also returns the
+    advice to use fewer readers, if `_fewer_readers` yields it; this change need not save time.
 
     epochs : the number of epochs of the training; None if it is not known
     compute : the rate [bytes/s] at which the training reads if nothing delays it; None if it is not
@@ -154,9 +154,9 @@ def advise(run: Recorded, *, epochs: int | None = None, compute: float | None = 
 def _fewer_readers(
     run: Recorded, model: "_Model", now: _Machine, simulated: float
 ) -> Iterator[Change]:
-    """Yields the advice to halve the number of readers, under two conditions. First, on average, at
-    least half of the readers were waiting. Second, the simulated run with half of the readers takes
-    at most 5 % longer."""
+    """Yields the advice to halve the number of readers (threads that read at the same time), under
+    two conditions. First, on average, at least half of the readers were waiting. Second, the
+    simulated run with half of the readers takes at most 5 % longer."""
     half = now.readers // 2
     if not half or run.totals["wait_seconds"] / run.length < half:
         return
@@ -167,8 +167,8 @@ def _fewer_readers(
 
 
 def saved(advice: Advice) -> list[list[str]]:
-    """Returns a row for each change: the change, the run's time with the change, and what share of
-    the time the change saves."""
+    """Returns a row of a table for each change: the change, the simulated time of the run with this
+    change, and the share of the time that it saves."""
     return [
         [c.what, f"{c.seconds:,.1f} s", percent(max(0.0, 1 - c.seconds / advice.simulated))]
         for c in advice.changes
@@ -207,7 +207,7 @@ class _Model:
         self.assumptions = tuple(self._told(is_given=compute is not None))
 
     def _problem(self, *, has_epochs: bool) -> str:
-        """Why the run cannot be simulated; "" if it can."""
+        """Returns why the run cannot be simulated; "" if it can be simulated."""
         run = self._run
         if not (run.files and 0 < run.bytes / run.files <= MOST_MEAN):
             return "the sources have no files, or the sizes in the report cannot be right"
@@ -263,7 +263,8 @@ class _Model:
         """Yields the change that raises the quota of the last tier, if the tier's file system has
         room for more copies.
 
-        size : the total size of the copies for which a node needs room [bytes]
+        now : the machine without any change
+        size : how much room a node needs for all copies that it keeps [bytes]
         """
         *others, last = now.tiers
         needed = size - sum(t.quota_bytes for t in others)
@@ -282,7 +283,7 @@ class _Model:
         yield what, replace(now, tiers=larger)
 
     def _kept_policy(self) -> str:
-        """The policy of a daemon that makes copies without following a plan."""
+        """Returns the name of the policy that a daemon uses if it has no plan."""
         return "first-fit" if self._run.nodes == 1 else "hash"
 
     def seconds(self, machine: _Machine) -> float:

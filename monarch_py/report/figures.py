@@ -17,18 +17,19 @@ from monarch_py.report.recorded import Recorded
 from monarch_py.util.units import MIB, format_size
 
 # SIZE: the width and the height of a figure [inches]. LETTERS: its font size [points]. With these
-# values, a figure's labels are as large as the page's text on a phone.
+# values, the labels in a figure are as large as the text of the page if it is viewed on a phone.
 SIZE, LETTERS = (4.8, 3.0), 11
 # The colour of text and axes in a drawing. `_svg` replaces it by the colour of the page's text.
 INK = "#010203"
 # Colours that are visible on white and on black, and dash patterns for colour-blind readers.
 STYLES = (("#3b82f6", "-"), ("#e8590c", "--"), ("#2f9e44", ":"))
-# Matches identifiers that matplotlib writes into a drawing. They are removed, because two drawings
-# on a page would have equal identifiers, and nothing refers to them.
+# Matches identifiers that matplotlib writes into a drawing. They are removed, because several
+# drawings on one page would have the same identifiers. Nothing refers to them.
 NUMBERED = re.compile(r' id="[A-Za-z0-9.]+_\d+"')
 # Metadata that matplotlib would write into each drawing. `_svg` leaves it out.
 METADATA = ("Creator", "Date", "Format", "Type")
-# How many groups of files a row of the heat map has. The largest report has 2,000 groups.
+# The number of cells in a row of the heat map. A cell is a group of files, and the largest report
+# has 2,000 groups.
 ROW_GROUPS = 50
 
 
@@ -80,22 +81,26 @@ def _style() -> Any:
 
     colours = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
     settings: Any = dict.fromkeys(colours, INK)
-    # Write text as SVG text, not as outlines of letters. The fixed salt makes repeated drawings of
-    # one run identical.
+    # Write text as SVG text, not as outlines of letters. With the fixed salt, matplotlib generates
+    # the same identifiers each time, so the same report always results in the same file.
     settings |= {"font.size": LETTERS, "svg.fonttype": "none", "svg.hashsalt": "monarch"}
     return rc_context(settings)
 
 
 def _time_unit(seconds: float) -> tuple[float, str]:
-    """Returns the unit of time for the figures of a run of this length [s]: the length of the unit
-    in seconds, and the unit's name."""
+    """Returns the unit of time for the figures of a run that took `seconds`: the length of the unit
+    [s], and the unit's name."""
     if seconds < 600:
         return 1.0, "s"
     return (60.0, "min") if seconds < 3 * 3600 else (3600.0, "h")
 
 
 def _lines(run: Recorded, label: str, series: Mapping[str, Floats]) -> str:
-    """Draws series over the time of the run. A series has a value for each interval of the run."""
+    """Draws lines over the time of the run, and returns the drawing as SVG.
+
+    label : the label of the vertical axis
+    series : name of a line -> its value in each interval of the run
+    """
     unit, name = _time_unit(run.length)
     with _style():
         drawing, axes = _drawing()
@@ -206,9 +211,10 @@ def _files(run: Recorded) -> Figure:
 
 
 def _heat_map(share: Floats, width: int) -> str:
-    """Draws a heat map, row by row.
+    """Draws a heat map, and returns the drawing as SVG.
 
-    share : (n,) the value of each cell, from 0 to 1;  width : the number of cells in a row
+    share : (n,) the value of each cell, row by row, from 0 to 1;  width : the number of cells in a
+        row
     """
     cells = np.full(-(-len(share) // width) * width, np.nan)
     cells[: len(share)] = share

@@ -13,9 +13,9 @@ from monarch_py.report.rates import Report
 # A dashboard of these metrics, for import into Grafana.
 DASHBOARD = Path(__file__).parent / "dashboard.json"
 
-# The metrics that are made from `totals`. A row contains the metric's name, its help text, its
-# label, and a mapping from each value of the label to a field of `totals`. If a metric has no
-# label, its label and the mapping's only key are "".
+# The metrics that are made from the counters in the report's `totals`. A row contains the metric's
+# name, its help text, its label, and a mapping from each value of the label to a counter. If a
+# metric has no label, its label and the mapping's only key are "".
 TOTALS: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
     (
         "monarch_opens",
@@ -50,8 +50,8 @@ TOTALS: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
         {"": "metadata_hits"},
     ),
 )
-# The gauges of each tier (TIER) and of each source (SOURCE). Key: the field in the report. Value:
-# the metric's help.
+# The gauges for each tier (TIER) and for each source (SOURCE): field in the report -> help text of
+# the metric.
 TIER = {
     "quota_bytes": "The most bytes that copies may take",
     "used_bytes": "Bytes that copies take",
@@ -135,9 +135,9 @@ class _DaemonCollector(Collector):
         self._ask = ask
 
     def describe(self) -> Iterator[Metric]:
-        """Yields nothing. A registry calls this method, if it exists, when the collector is
-        registered. Without this method, some registries would call `collect`, which asks the
-        daemon."""
+        """Yields nothing. A registry calls this method when the collector is registered, to learn
+        the names of its metrics. If the method did not exist, some registries would call `collect`
+        instead, which asks the daemon."""
         yield from ()
 
     def collect(self) -> Iterator[Metric]:

@@ -29,7 +29,7 @@ def check_packages() -> None:
 
 
 def page(run: Recorded, advice: Advice, epochs: int | None = None) -> str:
-    """Returns the page, as HTML. Call `check_packages` first.
+    """Returns the page as HTML. `check_packages` must be called before.
 
     epochs : the number of epochs of the run; None if it is not known
     """

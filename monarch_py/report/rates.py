@@ -8,15 +8,15 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The rates between two reports of a daemon. They are per second, except `hit_ratio` and
+    """The rates between two reports of a daemon. All are per second, except `hit_ratio` and
     `waiting`.
 
     opens, hits : opens of dataset files, and opens that got a copy instead of the source file
-    tier_bytes : the sizes of the files that were opened as copies
-    fill_bytes : bytes that fills read from the sources
+    tier_bytes : the total size of the files of which programs opened a copy
+    fill_bytes : bytes that the daemon read from the sources to make copies
     program_bytes : bytes that programs themselves read from the sources
     peer_bytes, served_bytes : bytes that came from other nodes, and bytes that went to other nodes
-    filled_bytes : the sizes of the copies that were finished
+    filled_bytes : the total size of the copies that were finished
     waits : reads that waited for a part of a copy
     waiting : how many threads of programs were waiting for a copy, on average
     """
@@ -34,13 +34,13 @@ class Rates:
 
     @property
     def hit_ratio(self) -> float | None:
-        """The share of opens that got a copy, from 0 to 1; None without opens."""
+        """The share of opens that got a copy, from 0 to 1; None if there were no opens."""
         return self.hits / self.opens if self.opens else None
 
     @classmethod
     def between(cls, before: Report | None, after: Report) -> "Rates":
-        """Returns the rates between two reports. If there is no earlier report of the same daemon,
-        all rates are 0, because the time between the reports is then not known."""
+        """Returns the rates between two reports. All rates are 0 if `before` is None, or if it is a
+        report of another daemon."""
         if before is None or before["pid"] != after["pid"]:
             return cls()
         seconds = float(after["uptime_seconds"] - before["uptime_seconds"])
@@ -69,9 +69,9 @@ def _served(report: Report) -> float:
 
 
 def left_bytes(source: Report) -> int:
-    """Returns the total size of a source's files that have no copy and may get one.
+    """Returns the total size of those files of a source that have no copy yet and may get one.
 
-    source : the source's part of a report
+    source : the entry of the source in a report
     """
     return max(
         0, int(source["bytes"] - source["present_bytes"] - sum(source["bypass_bytes"].values()))
@@ -79,10 +79,10 @@ def left_bytes(source: Report) -> int:
 
 
 def seconds_left(report: Report, filled_bytes: float) -> float | None:
-    """Returns how long the remaining fills will take at the present rate [s]; None if nothing is
-    being filled. Files for which no tier has room are not included.
+    """Returns how long the remaining copies will take at the present rate [s]. Files for which no
+    tier has room are not included. Returns None if no copies are being made, or none remain.
 
-    filled_bytes : the rate of fills [bytes/s]
+    filled_bytes : the rate at which copies are finished [bytes/s]
     """
     room = sum(tier["free_bytes"] for tier in report["tiers"] if tier["usable"])
     left = min(room, sum(left_bytes(source) for source in report["sources"]))

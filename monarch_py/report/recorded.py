@@ -25,12 +25,12 @@ MOST_BYTES = 64 << 20
 HOW = "give a file that `monarch run --json` or `monarch status --json --history` has written"
 # The most intervals into which the time of the run is divided.
 MOST_INTERVALS = 120
-# If the number of epochs is derived from the number of opens, it is assumed that programs open each
-# file once an epoch. A result above MOST_EPOCHS shows that they do not, so the number of epochs is
-# then not known.
+# The number of epochs may be derived from the number of opens, if programs open each file once an
+# epoch. A result above MOST_EPOCHS shows that they open files more often, so the number of epochs
+# is not known then.
 MOST_EPOCHS = 1000
 
-# The largest number of readers that a report may have. No daemon sees that many threads.
+# The largest number of reading threads that a report may have. No real report has as many.
 MOST_READERS = 4096
 # A run that is shorter than this [s] is treated as if it lasted this long, so that its rates are
 # finite.
@@ -121,7 +121,11 @@ class _Report(Struct):
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One epoch: its length [s], the number of opens, and how many opens got a copy."""
+    """One epoch of a run.
+
+    seconds : its length [s]
+    opens, hits : the number of opens, and how many of them got a copy
+    """
 
     seconds: float
     opens: float
@@ -135,10 +139,12 @@ class Epoch:
 class Recorded:
     """The content of a run's report.
 
+    length : how long the run took [s]
+    totals : how much each counter increased during the run
     seconds : (n + 1,) the bounds of n consecutive intervals of the run; the first bound is 0 [s]
     counted : for each counter in COUNTED, its increase in each interval, (n,)
     readers : how many threads usually read at the same time, as far as the daemon can see
-    memory_bytes : the lowest value, during the run, of the memory that was available for a RAM tier
+    memory_bytes : how much memory was available for a RAM tier throughout the run
     """
 
     def __init__(self, report: _Report) -> None:
@@ -164,8 +170,8 @@ class Recorded:
         }
 
     def _sum(self, name: str, is_after: Any) -> Floats:
-        """Returns how much the counter `name` has increased from the beginning of the run to each
-        of the times `self._at`."""
+        """Returns the increase of the counter `name` from the beginning of the run up to each of
+        the times `self._at`."""
         report = self.report
         column, gained = np.array(getattr(report.history, name)), self.totals[name]
         first = report.totals[name] - gained
@@ -194,15 +200,17 @@ class Recorded:
 
     @property
     def is_planned(self) -> bool:
-        """Whether the history has epochs, which is the case if the daemon followed a plan."""
+        """Whether the history says which epoch it was at each time. This is so if the daemon
+        followed a plan."""
         return any(epoch is not None for epoch in self._epochs)
 
     def epochs(self, given: int | None = None) -> list[Epoch]:
-        """Returns the epochs of the run. If `given` is a number, the opens are divided equally
-        among that many epochs. If `given` is None, the plan defines the epochs. If there is no plan
-        either, an epoch has `files` / `nodes` opens. Epochs that the plan does not define are
-        derived from opens. In this case, the result is empty if no file was opened, or if there
-        would be more than MOST_EPOCHS epochs.
+        """Returns the epochs of the run. If the user has given their number, the opens are divided
+        equally among the epochs. Otherwise, if the daemon followed a plan, the plan defines the
+        epochs. Otherwise, an epoch is assumed to have `files` / `nodes` opens.
+
+        If no plan defines the epochs, the result is empty in two cases: if no file was opened, or
+        if there would be more than MOST_EPOCHS epochs.
 
         given : the number of epochs; None if the user has not given it
         """
@@ -211,8 +219,8 @@ class Recorded:
             known = [-1 if epoch is None else epoch for epoch in self._epochs]
             before = np.maximum.accumulate([-1, *known])[:-1]
             is_new = (np.array(known) > before) & (before >= 0)
-            # Each point of the history has the totals up to its time, and the epoch at that time.
-            # So an epoch is assumed to end at the first point that has a later epoch.
+            # Each point of the history has a time, the counters up to this time, and the epoch at
+            # this time. So an epoch is assumed to end at the first point that has a later epoch.
             ends = np.array([0.0, *at[1:-1][is_new], self.length])
         else:
             count = given or round(float(opens[-1]) * self.nodes / max(1, self.files))
@@ -227,8 +235,8 @@ class Recorded:
 
 
 def load(file: Path) -> Recorded:
-    """Reads the report in a file; `-` is standard input. Raises MonarchError if the file is not a
-    usable report; the message names the file."""
+    """Reads a report from a file, or from standard input if `file` is `-`. Raises MonarchError if
+    the file is not a usable report; the message names the file."""
     try:
         if str(file) == "-":
             text = sys.stdin.buffer.read(MOST_BYTES + 1)
@@ -249,7 +257,7 @@ def load(file: Path) -> Recorded:
 
 
 def _check_kind(file: Path, found: Any) -> None:
-    """Raises MonarchError if a JSON document is not a report, or is a report without a history."""
+    """Raises MonarchError unless the JSON document `found` is a report with a history."""
     if not isinstance(found, dict) or not found.keys() & {"schema", "exit_status"}:
         raise MonarchError(f"{file}: is not a report of Monarch; {HOW}")
     if "schema" not in found:
@@ -264,8 +272,8 @@ def _check_kind(file: Path, found: Any) -> None:
 
 
 def _check_columns(report: _Report) -> None:
-    """Raises ValueError if the parts of a report do not fit together. For example, columns of one
-    table have different lengths, or a counter decreases."""
+    """Raises ValueError if the parts of a report do not fit together: for example, if columns of
+    one table have different lengths, or if a counter decreases."""
     history, files = report.history, report.files
     columns = {name: getattr(history, name) for name in ("seconds", *COUNTED)}
     others: list[list[Any]] = [history.epoch, history.readers, history.memory_bytes]

@@ -13,21 +13,21 @@ from monarch_py.storage.shortage import HINT, MARGIN_BYTES
 from monarch_py.util.units import GIB, MIB, counted, format_size
 
 WIDTH = 80
-# The column at which the text after a label begins.
+# The column at which the text after a line's label begins.
 INDENT = 11
-# Matches the end of a number, and the unit after it. No line break may separate the two.
+# Matches the last digit of a number, and the unit after it. They must be on the same line.
 NUMBER = re.compile(r"(\d) ([KMGTPE]?i?B\b|%)")
 
 
 def since(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, Any]:
-    """Returns what a daemon has counted between two of its reports. If there is no earlier report
-    of this daemon, returns what it has counted since its start.
+    """Returns how much a daemon's counters grew between two of its reports. If `before` is None or
+    a report of another daemon, returns how much they grew since the start of the daemon.
 
     The result is a dictionary:
-    totals : as in a report
+    totals : the growth of each counter in the report's `totals`
     staged : how many copies were made in the staging area
-    served_bytes : bytes that were sent to other nodes
-    begun_seconds : the time from the daemon's start to the earlier report
+    served_bytes : how many bytes were sent to other nodes
+    begun_seconds : the time from the daemon's start to the earlier report [s]
     """
     first = before if before is not None and before["pid"] == after["pid"] else None
 
@@ -75,7 +75,7 @@ def _wrapped(label: str, text: str) -> list[str]:
         WIDTH,
         initial_indent=first,
         subsequent_indent=" " * INDENT,
-        # Users copy paths and sizes from the summary, so no line break may divide them.
+        # Users copy paths and sizes from the summary, so a line break must not divide them.
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -148,8 +148,8 @@ def unused(report: dict[str, Any]) -> list[str]:
 
 
 def _left_out(report: dict[str, Any]) -> list[str]:
-    """Returns a text for each reason why files were not copied, except for the reason "no_room",
-    whose text `_no_room` returns."""
+    """Returns a text for each reason why files were not copied. The reason "no_room" is missing
+    here, because `_no_room` returns its text."""
     words = {
         "excluded": "excluded by the configuration",
         "changed": "changed since the daemon examined them",
@@ -174,15 +174,16 @@ def _no_room(report: dict[str, Any]) -> list[str]:
 
 
 def room_hint(report: dict[str, Any], files: int, size: int) -> str:
-    """Returns a hint that says how to make room for more files; "" if no tier can be used.
+    """Returns a hint how to make room for more files; "" if no tier can be used.
 
+    report : the daemon's status
     files, size : how many more files need room, and their total size [bytes]
     """
     usable = [tier for tier in report["tiers"] if tier["usable"]]
     if not usable:
         return ""
-    # Advise a larger quota for the last tier, because it is the slowest and is filled last. A copy
-    # takes whole blocks of 4096 bytes.
+    # Advise a larger quota for the last tier, which is the slowest and is filled last. A copy takes
+    # whole blocks of 4096 bytes, so its size is rounded up: one more block per file is enough.
     tier, n_bytes = usable[-1], size + files * 4096
     quota, needed = rounded_up(tier["used_bytes"] + n_bytes), n_bytes + MARGIN_BYTES
     free = others = 0
@@ -200,7 +201,7 @@ def room_hint(report: dict[str, Any], files: int, size: int) -> str:
 
 
 def room_bytes(report: dict[str, Any]) -> int:
-    """Returns how many bytes of new copies the tiers have room for if nothing is evicted."""
+    """Returns how many bytes of new copies fit into the tiers without evicting other copies."""
     return sum(tier["free_bytes"] for tier in report["tiers"] if tier["usable"])
 
 

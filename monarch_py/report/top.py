@@ -15,20 +15,20 @@ from monarch_py.report.rates import Rates, Report, seconds_left
 from monarch_py.util.quoting import quoted
 from monarch_py.util.units import counted, format_size
 
-# To estimate how long the remaining fills will take, the view averages the rate of fills over this
-# time [s].
+# The view estimates how long the remaining copies will take. It averages the rate at which copies
+# are made over this time [s].
 AVERAGED_S = 20.0
 BAR_WIDTH = 20
-# Widths in a table with bars [characters]. LEAST_NAME : the least width of the column of names.
-# NEEDED_WIDTH : the width of all other columns together.
+# Widths in a table that contains bars [characters]. LEAST_NAME : the least width of the column of
+# names. NEEDED_WIDTH : the width of all other columns together.
 NEEDED_WIDTH, LEAST_NAME = 64, 16
 # The most processes that the table of programs lists. The others are only counted.
 MOST_PROGRAMS = 10
 
 
 class View:
-    """Makes the frames of the view. A frame shows the latest report of the daemon, and the rates
-    since the report before it."""
+    """Makes the frames of the live view. A frame shows the latest report of the daemon, and the
+    rates between the previous report and the latest one."""
 
     def __init__(self) -> None:
         self._reports: deque[Report] = deque()
@@ -50,7 +50,7 @@ class View:
         self._open = rows
 
     def frame(self, width: int) -> RenderableType:
-        """Returns the frame for the latest report. Call `take` first.
+        """Returns the frame for the latest report. `take` must be called before.
 
         width : the screen's width [characters]
         """
@@ -113,7 +113,7 @@ def _grid(columns: int) -> Table:
 
 class _Shares:
     """Builds a table with a column of names, a column of bars, and columns of numbers. If the
-    screen is too narrow for all of them, the table has no bars.
+    screen is too narrow for all columns, the column of bars is omitted.
 
     table : the table;  width : the screen's width [characters]
     """
@@ -176,8 +176,8 @@ def _sources(report: Report, lately: Rates, width: int) -> RenderableType:
 
 
 def _programs(rows: Iterable[dict[str, Any]]) -> Table:
-    """Returns a table of the processes that have the most files open. The table also shows what
-    serves these files."""
+    """Returns a table of the processes that have the most files open. The table also shows where
+    the content of these files comes from (for example a tier, or the source)."""
     served: dict[tuple[int, str], Counter[str]] = {}
     latest: dict[tuple[int, str], str] = {}
     for row in rows:

@@ -18,8 +18,8 @@ def compare(
     tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Result | str]:
     """Simulates a scenario under these policies, or under all policies if none is named. Returns
-    each policy's result, in the order of the simulations. If a policy cannot run in the scenario,
-    the reason takes the place of its result.
+    the result of each policy by name, in the order of the simulations. If a policy cannot run in
+    the scenario, the reason is returned instead of a result.
 
     tell : a function that is called with each policy's name before the policy is simulated, and
         with "" at the end

@@ -19,7 +19,8 @@ EPOCHS_KNOWN = int(lib.MONARCH_SIM_EPOCHS)
 class _Struct:
     """A C struct, together with the arrays to which its fields point.
 
-    values : the fields' values: a number, an array, or None for 0. Fields that are not given are 0
+    values : the values of the fields by name: numbers, arrays, or None. A field is 0 if it is None
+        or not given
     """
 
     def __init__(self, ctype: str, **values: Any) -> None:
@@ -42,16 +43,17 @@ class Measured:
     """The measurements of a run.
 
     epoch_end : (epochs,), when each epoch ended [s]
-    bytes, node_bytes : (epochs, 4) and (nodes, 4), the bytes that each epoch, or each node, has
-        read from each of PLACES
-    reused : (epochs,), the bytes read from copies that were made in earlier epochs
+    bytes : (epochs, 4), how many bytes each epoch read from each of PLACES
+    node_bytes : (nodes, 4), how many bytes each node read from each of PLACES
+    reused : (epochs,), how many bytes were read from copies that earlier epochs had made
     stall, compute : (ranks,), how long each rank waited for samples, and how long it computed [s]
-    filled : (nodes,), the bytes read from the file system for copies and for other nodes
-    pfs_bytes : (epochs,), all bytes read from the file system
-    ready, imbalanced : (epochs,), the number of samples that were ready, and the number of
-        imbalanced steps (see result.py)
-    first_step, pfs_busy : the time until the first step, and the time in which the file system was
-        busy [s]
+    filled : (nodes,), how many bytes each node read from the file system to make copies or to send
+        files to other nodes
+    pfs_bytes : (epochs,), how many bytes all nodes read from the file system
+    ready : (epochs,), how many samples were ready when their rank needed them
+    imbalanced : (epochs,), how many steps were imbalanced (see IMBALANCE in result.py)
+    first_step : the time until the first step [s]
+    pfs_busy : how long the file system was busy [s]
     """
 
     def __init__(self, scenario: Scenario) -> None:
@@ -74,7 +76,7 @@ class Measured:
         )
 
     def finish(self) -> None:
-        """Copies the results from the C struct. Call it after C has filled the struct."""
+        """Copies the results from the C struct. Must be called after C has filled the struct."""
         self.stall, self.compute = self.stall[self._is_rank], self.compute[self._is_rank]
         self.first_step, self.pfs_busy = self.struct.c.first_step, self.struct.c.pfs_busy
 
@@ -142,9 +144,10 @@ def _decided(job: Job, decision: Decision) -> dict[str, Any]:
             f"the policy makes {len(copies.node)} copies, and the simulation can number only"
             f" {MOST_COPIES}; use fewer files or nodes"
         )
-    # Sort by (node, class). The sort is stable, so the copies of one class keep the policy's order.
+    # Sort the copies by node, then by storage class. The sort is stable, so the copies of one node
+    # and class keep the order that the policy has chosen.
     rows = np.lexsort((copies.cls, copies.node))
-    # C uses owners as indices without checking them.
+    # Check the owners here, because the C code uses them as indices without checking them.
     if owner is not None and not (
         len(owner) == job.files and owner.max(initial=PFS) < job.cluster.nodes
     ):
@@ -171,8 +174,8 @@ def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, .
     epoch = 0
     while (state := lib.monarch_sim_run(sim)) == 1:
         order: Array = orders(epoch)
-        # C assumes that every order has the shape of the first one, and uses the files' numbers as
-        # indices without a check.
+        # Check the order here: the C code assumes that every order has the shape of the first
+        # epoch's order, and uses the files' numbers as indices without checking them.
         if order.shape != shape or order.min() < NO_FILE or order.max() >= job.files:
             raise ValueError(
                 f"the order of epoch {epoch} does not match this job's files and steps"
@@ -199,10 +202,11 @@ def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, .
 
 def _dealt(values: Array, ranks: int) -> Array:
     """Distributes each node's samples, (nodes, steps, width), over the node's ranks. Returns the
-    samples of each rank, (nodes, steps, ranks, samples). This is needed for policies that form
-    their own steps, because such policies determine only which samples each node takes.
+    samples of each rank, (nodes, steps, ranks, samples). This is needed for policies that choose
+    which samples a node uses in a step, because they do not assign the samples to ranks.
 
-    The ranks take the samples of a step in turn. NO_FILE pads a rank that takes fewer samples.
+    The ranks of a node take the samples of a step in turn. The row of a rank that takes fewer
+    samples is padded with NO_FILE.
     """
     nodes, steps, width = values.shape
     each = -(-width // ranks)
@@ -213,10 +217,10 @@ def _dealt(values: Array, ranks: int) -> Array:
 
 
 def simulate(scenario: Scenario, policy: Policy, job: Job | None = None) -> Result:
-    """Returns the result of a policy on a scenario. Raises PolicyError if the policy cannot run in
-    the scenario.
+    """Simulates a scenario under a policy. Raises PolicyError if the policy cannot run in the
+    scenario.
 
-    job : the scenario's job, if it exists already
+    job : the scenario's job; None to create it here
     """
     job = job or job_of(scenario)
     decision = policy(job)
@@ -224,7 +228,7 @@ def simulate(scenario: Scenario, policy: Policy, job: Job | None = None) -> Resu
 
 
 def result_of(scenario: Scenario, job: Job, measured: Measured, decision: Decision) -> Result:
-    """Returns the `Result` that follows from the measurements of a run."""
+    """Computes the `Result` of a run from its measurements."""
     ends = measured.epoch_end
     by_place = measured.bytes.sum(axis=0)
     later = float(job.sizes.sum()) * (scenario.epochs - 1)

@@ -34,9 +34,9 @@ def cluster_of(scenario: Scenario) -> Cluster:
 
 
 def job_of(scenario: Scenario) -> Job:
-    """Returns the job of a scenario. Every epoch is a new permutation of the files, which is
-    divided into steps. Each step is distributed over the ranks (as by DistributedSampler, but with
-    NumPy's generator).
+    """Returns the job of a scenario. Every epoch is a new random permutation of the files, which is
+    divided into steps. The samples of each step are distributed over the ranks, as
+    DistributedSampler does, but NumPy's random generator draws the permutation.
 
     Raises ConfigError if the cluster is too large to be simulated.
     """

@@ -1,6 +1,6 @@
 """Reads a scenario from its YAML file, and checks that its parts fit together.
 
-A scenario that cannot be simulated is rejected with one sentence, which names the file, the line
+If a scenario cannot be simulated, the error message is one sentence, which names the file, the line
 and the key.
 """
 
@@ -27,8 +27,8 @@ from monarch_py.yaml_files.nodes import Spot, load_document
 # At least this share of the sizes that are drawn from a distribution must lie between min and max.
 # With a smaller share, redrawing would take too long.
 LEAST_SHARE = 1e-3
-# Keys of the daemon's configuration that no scenario has. A file with one of these keys is a
-# configuration that the user has named by mistake.
+# Keys that only the daemon's configuration has. If a scenario's file contains one of these keys,
+# the user has passed a configuration by mistake.
 CONFIGURATION_KEYS = {"hierarchy", "sources", "data_plane"}
 
 
@@ -37,9 +37,9 @@ def load_scenario(
 ) -> Scenario:
     """Reads and checks the scenario at `path`.
 
-    policies : the names that the key `policies` may contain; None for any names
+    policies : the names that the key `policies` may contain; None to accept all names
 
-    Raises ConfigError, whose message is one sentence of the form
+    Raises ConfigError if the scenario is invalid. The message is one sentence of the form
     ``FILE:LINE: key: what is wrong; the hint``.
     """
     file = Path(path)

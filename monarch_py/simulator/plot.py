@@ -18,8 +18,8 @@ BAR, MARGIN, LEAST = 0.55, 1.6, 6.5
 
 
 def can_draw(path: Path) -> None:
-    """Checks that a picture can be drawn at `path`, so that a mistake is found before the
-    simulation. Raises MonarchError if no picture can be drawn."""
+    """Checks that a picture can be written to `path`. Call this before the simulation, which takes
+    long. Raises MonarchError if no picture can be written."""
     if path.suffix.lower() not in KINDS:
         raise MonarchError(
             f"{path} does not have the extension of a picture; use one of {', '.join(KINDS)}"

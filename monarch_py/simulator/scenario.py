@@ -34,27 +34,28 @@ from monarch_py.yaml_files.values import (
 )
 
 MAX_NODES = 1 << 20
-# How transfers share a link: one after the other, or all at the same time with max-min fair shares.
+# How a link serves several transfers. `in_order`: one after the other. `fair`: all at the same
+# time, each with a max-min fair share of the link's rate.
 LINKS = ("in_order", "fair")
 
-# Numbers that the simulation counts in 32 bits: files, epochs, steps.
+# The type of counts that the simulation keeps in 32 bits: files, epochs and steps.
 Number = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 Threads = Annotated[int, Meta(ge=1, le=1 << 16)]
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """An aggregate rate as a function of the number of threads or clients that share it (NoPFS,
-    Dryden et al., SC'21, section 4). The p_j threads of a storage class together read at the rate
-    r_j(p_j). The PFS serves its g clients together at the rate t(g). Each of n sharers gets 1/n of
-    the aggregate.
+    """A total rate as a function of the number of threads or clients that share it (NoPFS, Dryden
+    et al., SC'21, section 4). In the paper, the p_j threads of storage class j together read at the
+    rate r_j(p_j), and the PFS serves its g clients together at the rate t(g). Each of n threads or
+    clients gets 1/n of the total.
 
-    points : number of sharers (1 or more) -> aggregate rate, above 0 [bytes/s]
+    points : number of threads or clients, 1 or more -> total rate [bytes/s], above 0
 
-    Between two points the aggregate is interpolated linearly. Below the first point the aggregate
-    is proportional to the number of sharers, so the share of each sharer is constant. Above the
-    last point the aggregate is constant, so each sharer's share falls as the number of sharers
-    rises. The paper does not define the rate outside the points.
+    Between two points the total is interpolated linearly. Below the first point it is proportional
+    to the number of threads or clients, so each of them has a constant rate. Above the last point
+    the total is constant, so more threads or clients each get less. The paper does not define the
+    rate outside the points.
     """
 
     points: Mapping[int, float]
@@ -69,7 +70,7 @@ class Curve:
             raise ValueError("the rates of a curve must be above 0 and finite")
 
     def total(self, numbers: npt.ArrayLike) -> Floats:
-        """Returns the aggregate rate [bytes/s], an array of the shape of `numbers`.
+        """Returns the total rate [bytes/s], in an array of the same shape as `numbers`.
 
         numbers : how many threads or clients share the rate, 0 or more
         """
@@ -117,8 +118,8 @@ class SizeDistribution(Keys):
 
     mean : the mean of the normal distribution
     std : its standard deviation
-    min : smaller sizes are redrawn
-    max : larger sizes are redrawn
+    min : the smallest size; smaller sizes are redrawn
+    max : the largest size; larger sizes are redrawn
 
     If min equals max, every file has that size. If std is 0, every file has the size `mean`.
     """
@@ -138,19 +139,20 @@ class SizeDistribution(Keys):
     def draw(self, random: np.random.RandomState, files: int) -> Floats:
         """Returns the sizes of `files` files, (files,) [bytes], with fractions of a byte.
 
-        The simulator of the NoPFS authors produces the same sizes: it uses scipy's ``norm.rvs``,
-        which draws the same numbers from the same state. All sizes are drawn at once. Then each
-        size outside [min, max] is drawn again. A constant distribution draws nothing.
+        All sizes are drawn at once. Then each size outside [min, max] is drawn again. If all files
+        have the same size, nothing is drawn. The simulator of the NoPFS authors produces the same
+        sizes: it calls scipy's ``norm.rvs``, which draws the same numbers from the same state of
+        the random generator.
         """
         if self.constant is not None:
             return np.full(files, self.constant, np.float64)
         sizes = random.standard_normal(files) * self.std + self.mean
         outside = np.flatnonzero((sizes < self.min) | (sizes > self.max))
         while len(outside):
-            # Each round draws as many new sizes as there are sizes outside the bounds. The new
-            # sizes within the bounds replace the first sizes outside; further rounds replace the
-            # rest. The resulting sizes and the number of draws are the same as if the sizes were
-            # redrawn one by one, each until it lies within the bounds.
+            # Each round draws one new size for each size outside the bounds. New sizes within the
+            # bounds replace the first of the sizes outside, and later rounds replace the rest. The
+            # sizes and the number of draws are the same as if each size were redrawn until it lies
+            # within the bounds, one size after the other.
             fresh = random.standard_normal(len(outside)) * self.std + self.mean
             fresh = fresh[(fresh >= self.min) & (fresh <= self.max)]
             sizes[outside[: len(fresh)]] = fresh
@@ -172,8 +174,8 @@ def least_share(sizes: SizeDistribution) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Dataset(Keys):
-    """The files that training reads: a number of files with a distribution of sizes, or existing
-    files.
+    """The files that training reads: either files whose sizes are drawn from a distribution, or
+    existing files.
 
     files : the number of files
     size : the distribution of their sizes
@@ -186,8 +188,8 @@ class Dataset(Keys):
     scan: Annotated[Path, Kind(path, "path", TEXT)] | None = None
 
     def sizes(self, seed: int) -> Ints:
-        """Returns the sizes of all files, (files,) [bytes]: integers of at least 1, determined by
-        the seed."""
+        """Returns the sizes of all files, (files,) integers [bytes]. Sizes from a distribution
+        depend only on the seed, and are at least 1."""
         if self.distribution is None:
             assert self.scan is not None
             return scanned_sizes(self.scan)
@@ -196,8 +198,8 @@ class Dataset(Keys):
 
 
 def scanned_sizes(scan: Path) -> Ints:
-    """Returns the sizes of the files, (files,) [bytes], from `scan` (see Dataset). Raises
-    ConfigError if there are none."""
+    """Returns the sizes of the files that `scan` contains or lists (see Dataset), (files,) [bytes].
+    Raises ConfigError if `scan` cannot be read or has no sizes."""
     try:
         if scan.is_dir():
             found = sorted(path for path in scan.rglob("*") if path.is_file())
@@ -216,10 +218,10 @@ class Rates(Keys):
     """Rates [bytes/s] of one rank and of one node's links. Section 4 of the NoPFS paper calls them
     c, beta, b_c and b_fs.
 
-    compute : the rate at which one rank trains
-    preprocess : the rate at which one staging thread decodes and augments
-    network : a node's link to other nodes
-    pfs_link : a node's link to the PFS
+    compute : the rate at which one rank uses samples for training
+    preprocess : the rate at which one thread of the staging buffer decodes and augments samples
+    network : the rate of a node's link to other nodes
+    pfs_link : the rate of a node's link to the PFS
     """
 
     compute: Rate
@@ -237,7 +239,7 @@ class StorageClass(Keys):
 
     name : the name in reports
     capacity : its size on each node
-    threads : threads that prefetch into it
+    threads : how many threads prefetch into it
     read : the read rate of all threads together
     write : the write rate of all threads together
     """
@@ -251,7 +253,7 @@ class StorageClass(Keys):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint(Keys):
-    """A periodic write of every rank to the PFS.
+    """A periodic write of all ranks to the PFS.
 
     every : the number of batches between two writes
     size : the amount that each rank writes
@@ -263,16 +265,17 @@ class Checkpoint(Keys):
 
 @dataclass(frozen=True, slots=True)
 class NodeOverride(Keys):
-    """Nodes that differ from the other nodes. For each field that is None, they have the scenario's
-    common value. For each class that `capacity` does not name, they have the common capacity.
+    """Values for nodes that differ from the other nodes. Where a field is None, the value that the
+    scenario gives for all nodes applies. Where `capacity` has no entry for a storage class, the
+    capacity that the scenario gives for all nodes applies.
 
-    nodes : the nodes that differ, counted from 0
-    ranks : the number of ranks on each of them
+    nodes : the numbers of the nodes that differ, counted from 0
+    ranks : the number of ranks on each of these nodes
     capacity : the capacities of their storage classes
-    compute : the rate at which one rank trains
-    preprocess : the rate at which one staging thread decodes and augments
-    network : a node's link to other nodes
-    pfs_link : a node's link to the PFS
+    compute : the rate at which one rank uses samples for training
+    preprocess : the rate at which one thread of the staging buffer decodes and augments samples
+    network : the rate of a node's link to other nodes
+    pfs_link : the rate of a node's link to the PFS
     """
 
     nodes: tuple[Annotated[int, Meta(ge=0, title="number")], ...]
@@ -286,16 +289,16 @@ class NodeOverride(Keys):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario(Keys):
-    """Everything that a simulation must know, except how a policy works.
+    """The complete input of a simulation, except the policy.
 
     name : the scenario's name
     nodes : the number of nodes
-    ranks_per_node : ranks on each node
-    world_size : in place of ranks_per_node: the ranks of all nodes together
-    epochs : passes over the dataset
-    batch_per_rank : a rank's part of a batch
-    batch : in place of batch_per_rank: the batch of all ranks together
-    drop_last : leave out a short last batch
+    ranks_per_node : the number of ranks on each node
+    world_size : in place of ranks_per_node: the number of ranks on all nodes together
+    epochs : the number of passes over the dataset
+    batch_per_rank : how many samples of each batch a rank uses
+    batch : in place of batch_per_rank: how many samples all ranks together use in a batch
+    drop_last : whether the last batch of an epoch is left out if it is not full
     seed : the seed of sizes and shuffles
     dataset : the files
     rates : rates of ranks and links
@@ -303,8 +306,8 @@ class Scenario(Keys):
         max-min fair shares
     pfs : the rate of the PFS for all clients together
     classes : the storage of a node; the first is the staging buffer
-    overrides : nodes that differ
-    checkpoint : a periodic write of every rank
+    overrides : values for nodes that differ from the others
+    checkpoint : a periodic write of all ranks to the PFS
     policies : the policies to compare; all policies if none is named
     assumptions : a sentence for each number that the scenario's source does not give
     """
@@ -312,8 +315,8 @@ class Scenario(Keys):
     name: Annotated[Sentence, Key(default="the file's name")]
     nodes: Annotated[int, Meta(ge=1, le=MAX_NODES)]
     ranks_per_node: Threads = 1
-    # ranks_written and batch_written are the user's values of `world_size` and `batch`. If they are
-    # given, ranks_per_node and batch_per_rank follow from them.
+    # The values of the keys `world_size` and `batch` as the user wrote them. If they are given,
+    # ranks_per_node and batch_per_rank are computed from them.
     ranks_written: Annotated[Number | None, Key("world_size")] = None
     epochs: Annotated[int, Meta(ge=1, le=1_000_000)]
     batch_per_rank: Annotated[int, Meta(ge=1, le=1 << 24), Key(default="none")] = 0
@@ -347,8 +350,8 @@ class Scenario(Keys):
 
     @property
     def batches_per_epoch(self) -> int:
-        """The number of batches in an epoch. If samples remain after the full batches, they form a
-        short last batch, which counts unless drop_last is set."""
+        """The number of batches in an epoch. If samples remain after the full batches, they form
+        one more batch, unless drop_last is set."""
         whole, rest = divmod(self.dataset.files, self.global_batch)
         return whole + bool(rest and not self.drop_last)
 
@@ -373,7 +376,8 @@ class Scenario(Keys):
         return capacities
 
     def rates_of_nodes(self) -> dict[str, Floats]:
-        """Returns the fields of `rates` as arrays (nodes,) [bytes/s]. Overrides are applied."""
+        """Returns each field of `rates` by name, as an array of the rate of each node, (nodes,)
+        [bytes/s]. The overrides are applied."""
         return {name: self._by_node(name, getattr(self.rates, name)) for name in RATES}
 
     def _by_node(self, name: str, value: float) -> Floats:

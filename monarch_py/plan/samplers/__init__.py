@@ -1,9 +1,9 @@
 """Samplers: the orders in which samples are accessed, known before the training starts.
 
-Every sampler that is named after a sampler of PyTorch, TensorFlow, DALI or NoPFS yields exactly the
-same indices as its namesake. Some orders depend on what else the program does. Such an order is
-either known for the first epochs only (the sampler's `reach` is the number of these epochs), or
-must be recorded. The samplers Recorded and Listed replay a recorded order.
+A sampler that has the name of a sampler of PyTorch, TensorFlow, DALI or NoPFS yields exactly the
+same indices as the original. If an order depends on what else the program does, it is known only
+for the first epochs (the sampler's `reach` is the number of these epochs), or it must be recorded.
+The samplers Recorded and Listed replay a recorded order.
 """
 
 from typing import Any

@@ -21,8 +21,8 @@ Order = npt.NDArray[np.int32]
 # fewer than other ranks.
 NONE = -1
 
-# `Sampler.backwards` holds at least this many orders in memory at a time if each order is derived
-# from the previous one.
+# `Sampler.backwards` computes at least this many orders at a time, and holds them in memory, if
+# each order is derived from the previous one.
 BLOCK_EPOCHS = 8
 
 # The largest number of samples: an Order can contain that many different numbers besides NONE.
@@ -30,7 +30,8 @@ MAX_SAMPLES = (1 << 31) - 2
 
 
 def check_length(key: str, value: int) -> None:
-    """Raises ConfigError unless `value`, given for `key`, is a number of samples, 1 or more."""
+    """Raises ConfigError unless `value` is a whole number from 1 to MAX_SAMPLES. The message names
+    `key`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise ConfigError(f"{key}: {value!r} is not a whole number; write a number of samples")
     if not 1 <= value <= MAX_SAMPLES:
@@ -38,17 +39,17 @@ def check_length(key: str, value: int) -> None:
 
 
 def check_choice(key: str, value: str, known: Collection[str]) -> None:
-    """Raises ConfigError unless `value`, given for `key`, is one of the known words."""
+    """Raises ConfigError unless `value` is one of the words `known`. The message names `key`."""
     if value not in known:
         raise ConfigError(f"{key}: {value!r} is not known; write {' or '.join(known)}")
 
 
 class Buffers:
-    """Arrays for a sequence of orders. An array is reused once no reference to it is left.
+    """Arrays for a sequence of orders. An array is reused when no reference to it exists any more.
 
-    Without reuse, the kernel would have to supply fresh pages. For an order of 14 million numbers,
-    supplying the pages takes as long as shuffling the numbers. Two arrays are kept, because a loop
-    holds one order while the next one is made.
+    Without reuse, each array would consist of new pages of memory. For an order of 14 million
+    numbers, the kernel takes as long to supply these pages as shuffling the numbers takes. Two
+    arrays are kept, because a loop holds one order while the next one is made.
     """
 
     def __init__(self) -> None:
@@ -57,8 +58,8 @@ class Buffers:
     def take(self, n: int) -> Order:
         """Returns an array (n,) with arbitrary content, to which no other reference exists."""
         for i in range(len(self._kept)):
-            # One reference is the list's, and one is the argument of getrefcount. A caller that
-            # still uses the array, or a view of it, holds another reference.
+            # There are two references: the list has one, and the argument of getrefcount is the
+            # other. A caller that uses the array, or a view of it, would have a third reference.
             if len(self._kept[i]) == n and sys.getrefcount(self._kept[i]) == 2:
                 return self._kept[i]
         fresh = np.empty(n, dtype=np.int32)
@@ -69,9 +70,9 @@ class Buffers:
 class Sampler(ABC):
     """A sampler whose order is known before it runs.
 
-    Subclasses are frozen dataclasses. Their fields determine the orders: two samplers with equal
-    fields yield the same orders, whatever they yielded before. Samplers that have arrays as fields
-    cannot be compared.
+    Subclasses are frozen dataclasses. Their fields alone determine the orders: two samplers with
+    equal fields always yield the same orders. Samplers that have arrays as fields cannot be
+    compared.
 
     length : number of samples in the dataset, which are numbered from 0
     reach : for how many epochs, from epoch 0 on, the order is known; None for all
@@ -81,8 +82,8 @@ class Sampler(ABC):
         there is no such field
     own_split : the only Loader.split that distributes this order over the ranks in the same way as
         the library from which the sampler comes; None if every split may be used
-    by_epoch : True if the sampler counts epochs of the training (set_epoch), even for a part that
-        does not run in each epoch; False if it counts the runs of its part
+    by_epoch : matters for a loop that does not run in every epoch of the training. True if the
+        sampler counts all epochs (set_epoch); False if it counts only those in which the loop runs
     """
 
     length: int
@@ -104,24 +105,23 @@ class Sampler(ABC):
 
     @abstractmethod
     def epochs(self, start: int = 0) -> Iterator[Order]:
-        """Yields the orders of the epochs `start`, `start` + 1, ... If `reach` is not None, epoch
-        `reach` - 1 is the last. Each order contains the samples in the order of access, (count,)
-        int32. The caller may keep the arrays."""
+        """Yields the orders of the epochs `start`, `start` + 1, ... without end, or up to epoch
+        `reach` - 1 if `reach` is not None. Each order contains the samples in the order of access,
+        (count,) int32. The caller may keep the arrays."""
 
     def epoch(self, number: int) -> Order:
         """Returns the order of one epoch, (count,) int32. Raises ConfigError for an epoch beyond
-        `reach`.
-
-        If the random generator is not seeded again in each epoch, the epochs before this one are
-        drawn too.
+        `reach`. If the random generator is not seeded again in each epoch, the random numbers of
+        all earlier epochs are drawn first.
         """
         self.check_epoch(number)
         return next(self.epochs(number))
 
     def backwards(self, start: int, stop: int) -> Iterator[Order]:
-        """Yields the orders of the epochs `stop` - 1 down to `start`. Chained orders can only be
-        drawn from the first epoch on. So they are drawn in blocks: for each block, all earlier
-        epochs are drawn again, but only the block is kept in memory."""
+        """Yields the orders of the epochs `stop` - 1 down to `start`. If each order is derived from
+        the previous one (`is_chained`), orders can only be computed from the first epoch on. They
+        are then computed in blocks of epochs, the last block first. For each block, all earlier
+        epochs are computed again, but only the orders of the block are kept in memory."""
         block = max(BLOCK_EPOCHS, isqrt(stop - start)) if self.is_chained else 1
         for low in range((stop - 1) // block * block, start - block, -block):
             first, last = max(low, start), min(low + block, stop)

@@ -1,9 +1,9 @@
 """The order in which the readers of NVIDIA DALI 2.4 read and deliver samples, found without DALI.
 
-With random_shuffle, a reader fills a buffer ahead of time and delivers samples from it at random.
-So the storage system sees the order in which the buffer is filled. The file reader fills its buffer
-in the order of its list, which is shuffled once with a fixed seed. Readers of records fill their
-buffers in the order of the records in the file.
+With random_shuffle, a reader reads samples into a buffer ahead of time, and delivers samples from
+the buffer at random. So there are two orders: the order of reading, which the storage system sees,
+and the order of delivery. The file reader reads in the order of its list, which is shuffled once
+with a fixed seed. Readers of records read in the order of the records in the file.
 """
 
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ from monarch_py.native import ffi, lib
 from monarch_py.plan.samplers._base import NONE, Order, Sampler, check_choice, check_length
 from monarch_py.plan.samplers._pytorch import Mersenne
 
-# The kinds of DALI's readers. `file` reads the files of a list. `records` stands for `tfrecord` and
-# the other readers that need an index.
+# The kinds of DALI's readers. `file` reads the files of a list. `records` is for `tfrecord` and all
+# other readers that need an index.
 READERS = ("file", "records")
 
 # The seed with which every shard shuffles the list of files.
@@ -31,9 +31,9 @@ _WORD = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class DALIReader(Sampler):
-    """One reader per rank. In each epoch, a reader reads one shard: with `stick_to_shard` always
-    the same shard, otherwise the next shard. The order of a shard that has one sample fewer than
-    other shards ends with NONE.
+    """The readers of all ranks, one per rank. In each epoch, a reader reads one shard of the
+    dataset. With `stick_to_shard` this is always the same shard, otherwise the next shard in each
+    epoch. If a shard has one sample fewer than other shards, its order ends with NONE.
 
     random_shuffle, stick_to_shard, initial_fill : DALI's arguments of these names
     delivered : True for the order in which samples are delivered, which depends on `seed`; False

@@ -18,10 +18,11 @@ class GroupShuffle(Sampler):
     The resulting order is divided among the ranks into equal contiguous runs: rank 0 takes the
     first run, rank 1 the second, and so on.
 
-    A group on the border of two ranks is divided before it is shuffled. So every rank reads a
-    contiguous range of each of its groups. Without `drop_last`, every sample occurs, and the first
-    (-length) % ranks samples of the epoch are repeated at the epoch's end, on the last ranks. With
-    `drop_last`, the last length % ranks samples of the epoch are left out.
+    If the border of two ranks lies within a group, the group is divided there before it is
+    shuffled. So every rank reads a contiguous range of each of its groups. Without `drop_last`, all
+    samples are used. The first (-length) % ranks samples of the epoch are then used again at its
+    end, by the last ranks, so that all ranks have equally many samples. With `drop_last`, the last
+    length % ranks samples of the epoch are not used.
 
     group : the number of samples in a group
     """
@@ -65,8 +66,9 @@ class GroupShuffle(Sampler):
 
 def _groups_in_runs(length: int, group: int, run: int, rng: np.random.Generator) -> Order:
     """Returns all samples, group by group, (length,). The groups are in random order, and the
-    samples of each group are shuffled. Each rank takes `run` consecutive samples of this order. A
-    group on the border of two ranks is divided there, and its parts are shuffled separately."""
+    samples of each group are shuffled. Each rank takes `run` consecutive samples of this order. If
+    the border of two ranks lies within a group, the group is divided there, and its parts are
+    shuffled separately."""
     count = -(-length // group)
     place = rng.permutation(count)
     rows = place.astype(np.int32)[:, None] * np.int32(group) + np.arange(group, dtype=np.int32)

@@ -28,8 +28,8 @@ class NoPFSSampler(Sampler):
     is_chained: ClassVar[bool] = True
 
     def epochs(self, start: int = 0) -> Iterator[Order]:
-        # The C++ generator takes an unsigned seed. It replaces a state of 0 by 1, because a state
-        # of 0 would stay 0 forever.
+        # The C++ generator has an unsigned seed. It replaces a state of 0 by 1, because it could
+        # never leave the state 0.
         state = ffi.new("uint32_t *", (self.seed & 0xFFFFFFFFFFFFFFFF) % _MODULUS or 1)
         items, buffers = np.arange(self.length, dtype=np.int32), Buffers()
         for number in count():

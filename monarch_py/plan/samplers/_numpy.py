@@ -19,9 +19,9 @@ _METHODS = ("permutation", "shuffle")
 class NumpySampler(Sampler):
     """Draws a permutation with numpy.random in each epoch.
 
-    generator : 'RandomState' (the kind that np.random.seed seeds) or 'default_rng'
-    method : 'permutation' to draw rng.permutation(length) in each epoch, or 'shuffle' to apply
-        rng.shuffle in each epoch to one array, which still has the order of the previous epoch
+    generator : 'RandomState' (the kind of generator that np.random.seed seeds) or 'default_rng'
+    method : 'permutation' if each epoch calls rng.permutation(length); 'shuffle' if each epoch
+        calls rng.shuffle for the array that has the order of the previous epoch
     reseed : True if a new generator is created in each epoch, from seed + epoch; False if one
         generator serves all epochs
     """

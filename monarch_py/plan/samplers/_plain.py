@@ -26,9 +26,9 @@ class SequentialSampler(Sampler):
 
 @dataclass(frozen=True, eq=False)
 class Listed(Sampler):
-    """Orders from a file of indices.
+    """Orders that are given as lists of sample numbers.
 
-    indices : (epochs, count) integers, if the orders of that many epochs are known; or (count,)
+    indices : (epochs, count) integers, one row for each epoch whose order is known; or (count,)
         integers, if every epoch has the same order
     """
 
@@ -71,11 +71,11 @@ class Recorded(Listed):
 
 
 def read_indices(path: Path) -> Ints:
-    """Reads a file of indices: .npy, or text with one number a line and an empty line between two
-    epochs.
+    """Reads sample numbers from a file: .npy, or text with one number per line and an empty line
+    between two epochs.
 
-    Returns the indices, (count,) or (epochs, count). Raises ConfigError if the file cannot be read
-    or its epochs have different lengths.
+    Returns the numbers, (count,) if the file has only one epoch, otherwise (epochs, count). Raises
+    ConfigError if the file cannot be read or its epochs have different lengths.
     """
     try:
         if path.suffix == ".npy":

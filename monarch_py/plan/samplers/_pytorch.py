@@ -1,8 +1,8 @@
 """The samplers of torch.utils.data without torch: the same indices as torch 2.13 on the CPU.
 
-A torch.Generator on the CPU is an MT19937, which uses only the low 32 bits of its seed. randperm is
-a Fisher-Yates shuffle with one draw per item. For 2**32 / 20 items or more, torch uses a variant of
-this shuffle with two draws per item.
+A torch.Generator on the CPU is an MT19937 that uses only the low 32 bits of its seed. randperm is a
+Fisher-Yates shuffle, which draws one number per item. For 2**32 / 20 items or more, torch uses a
+variant of this shuffle that draws two numbers per item.
 """
 
 from collections.abc import Iterator
@@ -18,14 +18,15 @@ from monarch_py.errors import ConfigError
 from monarch_py.native import ffi, lib
 from monarch_py.plan.samplers._base import Buffers, Order, Sampler, check_choice, check_length
 
-# From this many items on, randperm takes two draws per item (see torch's TensorFactories.cpp).
+# For at least this many items, randperm draws two numbers per item (see torch's
+# TensorFactories.cpp).
 LARGE_RANDPERM = ((1 << 32) - 1) // 20
-# For at least this many possible numbers, randint takes two draws per number (see torch's
-# DistributionTemplates.h).
+# If the result may have at least this many different values, randint draws two numbers per result
+# (see torch's DistributionTemplates.h).
 WIDE_RANDINT = 1 << 28
 
-# A DataLoader may draw its workers' seed from the sampler's generator. This seed takes two draws.
-# The value of `loader_draws` states when the DataLoader draws the seed:
+# A DataLoader may use the sampler's generator to draw the seed of its workers. This takes two
+# numbers of the generator. The value of `loader_draws` states when the DataLoader draws the seed:
 # none : never, because the program has not passed this generator to the DataLoader
 # every_epoch : before each epoch
 # first_epoch : only before the first epoch, because the DataLoader has persistent_workers
@@ -54,8 +55,8 @@ class Mersenne:
         return drawn
 
     def draw64(self, n: int) -> Uints:
-        """Returns the next n numbers of 64 bits. Each number takes two draws; the first draw is its
-        upper half."""
+        """Returns n numbers of 64 bits. Each consists of the next two numbers of 32 bits; the first
+        of these is its upper half."""
         halves = self.draw(2 * n).astype(np.uint64)
         numbers: Uints = halves[::2] << np.uint64(32) | halves[1::2]
         return numbers
@@ -76,13 +77,14 @@ def randperm_draws(n: int) -> int:
 
 def loader_skips(loader_draws: str, run: int) -> int:
     """Returns how many numbers a DataLoader has drawn from the generator before the sampler draws
-    epoch `run`. The DataLoader's draws at the beginning of that epoch are included."""
+    the order of epoch `run`. The numbers that the DataLoader draws at the beginning of this epoch
+    are included."""
     return {"none": 0, "every_epoch": 2 * (run + 1), "first_epoch": 2}[loader_draws]
 
 
 class _Generated(Sampler):
-    """A sampler with a generator of its own. The generator is seeded once. Only the sampler and
-    the DataLoader (`loader_draws`) draw from it."""
+    """A sampler with its own random generator, which is seeded once. Only the sampler and the
+    DataLoader (see `loader_draws`) draw numbers from this generator."""
 
     seed: int
     loader_draws: str
@@ -92,8 +94,8 @@ class _Generated(Sampler):
         check_choice("loader_draws", self.loader_draws, LOADER_DRAWS)
 
     def generators(self, start: int, draws: int) -> Iterator[Mersenne]:
-        """Yields the generator once for each epoch from `start` on, in its state at the beginning
-        of the epoch.
+        """Yields the generator once for each epoch from `start` on. The generator is then in the
+        state in which the sampler begins to draw the epoch's order.
 
         draws : how many numbers the sampler draws in an epoch
         """
@@ -111,8 +113,8 @@ class DistributedSampler(Sampler):
     takes the samples r, r + replicas, ... of this order.
 
     seed : the same on all ranks;  set_epoch : whether the training program calls set_epoch
-    drop_last : what happens to samples that do not divide evenly among the ranks: True drops the
-        last samples of the order, False repeats samples from its beginning
+    drop_last : what happens if the samples cannot be divided evenly among the ranks. True: the last
+        samples of the order are dropped. False: samples from its beginning are repeated
     """
 
     length: int
@@ -159,11 +161,11 @@ class DistributedSampler(Sampler):
 
 @dataclass(frozen=True)
 class RandomSampler(_Generated):
-    """torch.utils.data.RandomSampler(generator=g). It is assumed that g is seeded once, that only
-    the sampler and the DataLoader (`loader_draws`) draw from g, and that every epoch is read to its
-    end.
+    """torch.utils.data.RandomSampler(generator=g). Assumptions: g is seeded once, only the sampler
+    and the DataLoader (`loader_draws`) draw from g, and the program reads every epoch to its end.
 
-    seed : the argument of g.manual_seed;  num_samples : samples of an epoch; None for `length`
+    seed : the argument of g.manual_seed
+    num_samples : the number of samples of an epoch; None for `length`
     """
 
     length: int
@@ -188,7 +190,7 @@ class RandomSampler(_Generated):
 
     def _draws(self) -> int:
         """Returns how many numbers the sampler draws in one epoch. Without replacement, torch draws
-        one more permutation at the end of an epoch, before it finds that no samples are left."""
+        one more permutation at the end of an epoch, although it needs no further samples."""
         if self.replacement:
             return self.count * (2 if self.length >= WIDE_RANDINT else 1)
         return (self.count // self.length + 1) * randperm_draws(self.length)
@@ -213,14 +215,15 @@ class RandomSampler(_Generated):
 class GlobalRandomSampler(Sampler):
     """torch.utils.data.RandomSampler without a generator (shuffle=True), for one epoch.
 
-    torch draws a new seed from its global generator whenever the sampler is iterated over. Between
-    two epochs, dropout, augmentation and initialisation draw unknown numbers from that generator.
-    So the order is known only for the epoch that begins with the recorded state.
+    At the start of each epoch, torch draws a new seed for the order from its global generator.
+    Between two epochs, dropout, augmentation and initialisation draw an unknown number of times
+    from the same generator. So the order is known only for the epoch that begins with the recorded
+    state.
 
     state : the global generator's state right before iter(DataLoader), as the bytes of
         torch.get_rng_state()
-    loader : whether a DataLoader iterates over the sampler; a DataLoader draws its workers' seed
-        before the sampler draws
+    loader : whether a DataLoader iterates over the sampler. A DataLoader draws the seed of its
+        workers from the global generator before the sampler draws its seed
     """
 
     length: int
@@ -256,11 +259,11 @@ class GlobalRandomSampler(Sampler):
 
 
 def _words_of(state: bytes) -> tuple[list[int], int]:
-    """Returns the words of a CPU generator's state, and how many of them have been used.
+    """Returns the words of a CPU generator's state, and how many of these words have been used.
 
-    torch saves these fields, with these sizes [bytes]: the seed (8), the number of words left (4),
-    whether the generator is seeded (4), the index of the next word (8), and 624 words (8 each).
-    Data for normally distributed numbers follow.
+    torch saves the following fields, with their sizes in bytes: the seed (8), how many words are
+    unused (4), whether the generator is seeded (4), the index of the next word (8), and 624 words
+    (8 each). After them come data for normally distributed numbers, which are ignored here.
     """
     if len(state) != 5056:
         raise ConfigError(
@@ -270,8 +273,8 @@ def _words_of(state: bytes) -> tuple[list[int], int]:
     left = int(np.frombuffer(state, dtype=np.int32, count=1, offset=8)[0])
     following = int(np.frombuffer(state, dtype=np.uint64, count=1, offset=16)[0])
     words = np.frombuffer(state, dtype=np.uint64, count=624, offset=24)
-    # `left` is 1 when all words are used. It is also 1 in a fresh generator, which has not computed
-    # its first words yet.
+    # `left` is 1 if all words are used. It is also 1 in a generator that was just seeded, because
+    # it has not computed its first words yet.
     used = 624 if left <= 1 else following
     return [int(word) for word in words], used
 
@@ -307,9 +310,9 @@ class WeightedRandomSampler(_Generated):
     """torch.utils.data.WeightedRandomSampler(weights, num_samples, generator=g), with g as in
     RandomSampler.
 
-    Without replacement, or for one sample, torch draws exponentially distributed numbers. Their
-    values depend on the math library with which torch was built. So in these cases torch itself
-    must be installed; otherwise ConfigError is raised.
+    Without replacement, or for a single sample, torch draws exponentially distributed numbers.
+    Their values depend on the math library with which torch was built. So in these cases torch
+    itself draws the order. If torch is not installed, `epochs` raises ConfigError.
 
     weights : (length,) float64, 0 or more
     """
@@ -349,12 +352,12 @@ class WeightedRandomSampler(_Generated):
         return self._by_torch(start)
 
     def _with_replacement(self, start: int) -> Iterator[Order]:
-        """Yields orders as torch.multinomial draws them: a sample is the index at which a uniform
-        number falls among the cumulative weights."""
+        """Yields orders as torch.multinomial draws them. For each sample, a uniform random number
+        is looked up in the cumulative weights; the sample is the index that it falls on."""
         sums = np.cumsum(self.weights)
         sums /= sums[-1]
         for generator in self.generators(start, 2 * self.count):
-            # The low 53 of the 64 bits give a number in [0, 1), as in torch's
+            # The low 53 bits of each number are converted to a number in [0, 1), as in torch's
             # uniform_real_distribution.
             bits = generator.draw64(self.count) & np.uint64((1 << 53) - 1)
             drawn = np.searchsorted(sums, bits.astype(np.float64) * 2.0**-53, side="left")
@@ -384,8 +387,8 @@ class WeightedRandomSampler(_Generated):
 
 
 def as_order(key: str, numbers: Array, length: int) -> Order:
-    """Returns `numbers` as an Order. Raises ConfigError unless all numbers are samples of the
-    dataset; the message names `key`."""
+    """Returns `numbers` as an Order. Raises ConfigError unless `numbers` is a list of sample
+    numbers below `length`; the message names `key`."""
     numbers = np.asarray(numbers)
     if numbers.ndim != 1 or len(numbers) == 0 or not np.issubdtype(numbers.dtype, np.integer):
         raise ConfigError(f"{key}: must be a list of whole numbers; write sample numbers")

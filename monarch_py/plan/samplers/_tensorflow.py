@@ -20,12 +20,12 @@ _SEEDS = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class TensorFlowShuffle(Sampler):
-    """The order of range(length).shuffle(buffer_size, seed, reshuffle_each_iteration), where each
-    epoch is a new iterator. tf.data.Dataset.list_files(seed=...) shuffles the sorted names in this
+    """The order of range(length).shuffle(buffer_size, seed, reshuffle_each_iteration) if each epoch
+    makes a new iterator. tf.data.Dataset.list_files(seed=...) shuffles the sorted names in this
     way, with buffer_size = length.
 
-    seed : the argument of shuffle. Without a seed, TensorFlow's order depends on what ran before,
-        and must be recorded
+    seed : the argument of shuffle. (If the program passes no seed, the order depends on what it has
+        done before, and must be recorded.)
     global_seed : the argument of tf.random.set_seed; None if it was not called
     """
 
@@ -50,8 +50,9 @@ class TensorFlowShuffle(Sampler):
             yield order
 
     def _iterator_seeds(self, number: int) -> tuple[int, int]:
-        """Returns the two seeds of this epoch's iterator. With `reshuffle` they are two draws from
-        the dataset's generator. Otherwise they are the dataset's own seeds, in every epoch."""
+        """Returns the two seeds of the iterator in epoch `number`. With `reshuffle`, these are the
+        next two numbers of the dataset's generator. Otherwise, every epoch has the dataset's own
+        seeds."""
         given = _DEFAULT_GLOBAL_SEED if self.global_seed is None else self.global_seed
         seeds = given % _SEEDS, self.seed % _SEEDS
         if seeds == (0, 0):

@@ -41,9 +41,9 @@ def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
 
     1. Reuse count: after its last use on the node, a copy is dropped if another node also holds a
        copy of the sample.
-    2. Reuse distance: after a use, a copy is dropped if the next use on the node is after the end
-       of the next epoch. If an epoch has `I` iterations, and the copy is used in iteration `h`, the
-       next use is then more than `2 I - h` iterations away.
+    2. Reuse distance: after a use, a copy is dropped if the node does not use it again before the
+       end of the next epoch. If an epoch has `I` iterations, and the copy is used in iteration `h`,
+       then its next use is more than `2 I - h` iterations away.
     3. Coordination with prefetching: if the cache is full, the copy with the farthest next use is
        dropped to make room for the prefetched sample with the nearest use.
 
@@ -52,12 +52,13 @@ def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
     samples of a step at about the same time (Lobster 4.1 to 4.3; see `_threads`). On a single node
     every sample is used in every epoch, so only rule 3 can act.
 
-    Assumptions: a sample is loaded shortly before its use, so among the prefetched samples it
-    always has the nearest use. When the sample has been used, rule 3 decides by its next use
-    whether to keep it. Nodes see which samples the other nodes held at the start of the step. Rule
-    2 applies to samples that are used again, rule 1 to all other samples.
+    Assumptions: a sample is loaded shortly before its use, so rule 3 need not protect it until
+    then. After the use, rule 3 compares the sample's next use with the next uses of the held
+    samples, and decides whether to keep the sample. Nodes see which samples the other nodes held at
+    the start of the step. Rule 2 applies to samples that are used again, rule 1 to all other
+    samples.
 
-    evictions : counters, which are increased by the number of copies that each rule drops; None if
+    evictions : counters of the copies that each rule drops; the function increases them. None if
         these numbers are not needed
     """
     counted = evictions or Evictions()
@@ -80,16 +81,17 @@ def _threads(job: Job, order: Ints, served: Served) -> Int32s:
     """Returns the number of threads that Algorithm 1 gives each rank in every step,
     (nodes, steps, ranks) int32, in the form of `Decision.threads`.
 
-    A queue consists of the samples that one rank needs in a step. Here a thread loads a sample and
+    A queue consists of the samples that one rank needs in a step. Each thread loads a sample and
     then preprocesses it, so the predicted time of a queue includes loading and preprocessing.
-    Unlike in section 4.1 of the paper, no threads are reserved for preprocessing. The prediction
-    assumes that all nodes and threads read at the same time, and share the rates of the sources.
+    (Section 4.1 of the paper reserves threads for preprocessing; this function does not.) The
+    prediction assumes that all threads of all nodes read at the same time, and divide the rate of
+    each source evenly.
     """
     cluster = job.cluster
     total, most = int(cluster.threads[STAGING]), int(cluster.ranks.max())
     answer = np.ones((*order.shape[:2], most), dtype=np.int32)
-    # The sources are numbered: first the node's classes, then one number for all other nodes, then
-    # one for the file system.
+    # Each source of samples has a number. The first numbers are the node's own storage classes. The
+    # next number stands for all other nodes, and the last number for the file system.
     remote, pfs = cluster.classes, cluster.classes + 1
     holder, cls = (each.reshape(order.shape) for each in (served.holder, served.cls))
     for node in range(cluster.nodes):
@@ -112,8 +114,9 @@ def _threads(job: Job, order: Ints, served: Served) -> Int32s:
 
 
 def _rates(cluster: Cluster, node: int) -> Floats:
-    """Returns the rate at which one thread of a node reads each source while all nodes and threads
-    are busy, (sources,) [bytes/s]. `_threads` lists the sources."""
+    """Returns the rate at which one thread of a node reads from each source if all threads of all
+    nodes are busy, (sources,) [bytes/s]. The sources are: each storage class of the node, then the
+    other nodes, then the file system."""
     total = int(cluster.threads[STAGING])
     each = cluster.read_rate / np.maximum(1, np.maximum(cluster.threads, total))
     others = np.delete(each[:, STAGING + 1 :], node, axis=0).max(initial=0.0)
@@ -129,10 +132,10 @@ def _preparing(cluster: Cluster, node: int) -> PiecewiseLinear:
 
 
 def no_more_use(upcoming: Ints, copies: Ints) -> Bools:
-    """Returns whether rule 1 of `lobster` drops each sample, (samples,).
+    """Returns, for each sample, whether rule 1 of `lobster` drops it, (samples,).
 
     upcoming : (samples,) the next use of each sample on this node, or NEVER
-    copies : (samples,) how many copies of each sample the nodes hold together
+    copies : (samples,) how many nodes hold each sample
     """
     return np.asarray((upcoming == NEVER) & (copies > 1))
 
@@ -156,8 +159,8 @@ class _Nodes:
         self.job, self.evictions = job, evictions
         sizes = job.sizes.tolist()
         self.caches = [FarthestUse(each, sizes) for each in job.cluster.capacity]
-        # The number of the last access, plus 1. It stands for the next use of a sample that is not
-        # used again.
+        # One more than the number of the job's last access. Used as the next use of a sample that
+        # is never used again.
         self.end = sum(job.orders(epoch).size for epoch in range(job.epochs))
 
     def run(self) -> Iterator[Served]:
@@ -208,9 +211,10 @@ class _Nodes:
         return np.stack([cache.levels()[files] for cache in self.caches])
 
     def _use(self, node: int, files: Ints, after: Ints, beyond: Bools, now: int) -> Ints:
-        """Notes that a node uses its samples of a step. Keeps or drops each sample in the node's
-        cache by the policy's rules. Returns the storage class into which each sample was newly
-        taken, (samples,); MISS for a sample that was in the cache before, or that no class took.
+        """Uses a node's samples of a step: keeps each sample in the node's cache, or drops it, by
+        the rules of the policy. Returns the storage class into which each sample was newly put,
+        (samples,); MISS for a sample that was in the cache before, or that was not put into any
+        class.
 
         after : (samples,) the samples' next uses
         beyond : (samples,) whether rule 2 drops the sample: its next use is too far away
@@ -220,9 +224,9 @@ class _Nodes:
         cache = self.caches[node]
         others = np.delete(self._levels(files), node, axis=0) != MISS
         last = no_more_use(after, others.sum(axis=0) + 1)
-        # After its last use of a sample, the node keeps its copy if no other node holds a copy of
-        # the sample. The next use of the kept copy is then set to the latest possible one, so that
-        # this copy is evicted first when room is needed.
+        # A node has used a sample for the last time, but it keeps the sample if no other node holds
+        # it. The next use of such a sample is set to a time after all real uses, so that the sample
+        # is evicted first when room is needed.
         nexts = np.where(after == NEVER, self.end, after).tolist()
         for at, file in enumerate(files.tolist()):
             held = cache.level(file) != MISS

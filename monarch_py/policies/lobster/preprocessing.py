@@ -13,8 +13,8 @@ from monarch_py.policies.view import Floats
 class PiecewiseLinear:
     """Line segments, each for a range of x.
 
-    starts : (pieces,) where each line's range begins, ascending. The first line also applies below
-        its range; the range of the last line has no end
+    starts : (pieces,) the x at which the range of each line begins, ascending. The first line also
+        applies to smaller x; the range of the last line has no end
     slope, intercept : (pieces,)
     """
 
@@ -31,11 +31,13 @@ class PiecewiseLinear:
         pieces : the largest number of lines
 
         Each line is fitted to points with at least two different x, unless all points have the same
-        x. Dynamic programming compares all ways to split the points (Bellman 1961), so the sum of
-        squares is minimal. Raises PolicyError for no points or `pieces` below 1.
+        x. Dynamic programming compares all ways to divide the points among lines (Bellman 1961), so
+        the sum of squares is minimal. Raises PolicyError if there are no points, if `x` and `y`
+        differ in length, or if `pieces` is below 1.
 
-        Speed rises with the number of threads until cores or memory are used up; with more threads,
-        it falls. Two or three lines can model this; one line cannot.
+        Preprocessing becomes faster with more threads until they use all cores or the memory's
+        whole bandwidth. Beyond that, more threads make it slower. Two or three lines can model this
+        curve, but one line cannot.
         """
         xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
         if not len(xs) or len(xs) != len(ys) or pieces < 1:
@@ -52,8 +54,9 @@ class PiecewiseLinear:
         )
 
     def __call__(self, x: npt.ArrayLike) -> Floats:
-        """Returns the y that the model gives for each x. No y is below 0, because y is a time. A
-        piece's line also applies between its last point and the first point of the next piece."""
+        """Returns the y that the model gives for each x. A negative y becomes 0, because y is a
+        time. Between the last point of one piece and the first point of the next piece, the line of
+        the first of these two pieces applies."""
         xs = np.asarray(x, dtype=np.float64)
         piece = np.maximum(0, np.searchsorted(self.starts, xs, side="right") - 1)
         return np.maximum(0, self.slope[piece] * xs + self.intercept[piece])
@@ -81,8 +84,8 @@ def _best_cuts(x: Floats, y: Floats, pieces: int) -> list[int]:
     }
     if not cost:
         return [0]
-    # All points with the same x form a group. least[k][j] is a pair: the least cost of fitting
-    # k + 1 pieces to the groups 0 to j, and the group at which the last of these pieces begins.
+    # Points with the same x form a group. least[k][j] is a pair: the least cost of fitting k + 1
+    # pieces to the groups 0 to j, and the group at which the last of these pieces begins.
     least = [{j: (cost[0, j], 0) for j in range(1, len(starts))}]
     for _ in range(1, pieces):
         before, now = least[-1], {}
@@ -92,7 +95,8 @@ def _best_cuts(x: Floats, y: Floats, pieces: int) -> list[int]:
                 now[j] = min(options)
         least.append(now)
     last = len(starts) - 1
-    # Choose fewer pieces if more do not help. Rounding errors alone must not add a piece.
+    # Choose the smallest number of pieces that has the least cost. Costs below `slack` count as
+    # equal, so that rounding errors add no piece.
     slack = 1e-12 * float(y @ y)
     count = min(
         (k for k in range(len(least)) if last in least[k]),

@@ -7,10 +7,10 @@ import numpy.typing as npt
 from monarch_py.errors import PolicyError
 from monarch_py.policies.view import Bools, Floats
 
-# `share_threads` tries windows, which are ranges of predicted times. For each beginning of a
-# window, it needs a copy of all predicted times. All copies together may be large, because a
-# simulation passes all steps of an epoch in one call. So the beginnings are tried in groups: the
-# copies for one group contain at most TOGETHER values in all.
+# `share_threads` tries windows (ranges of predicted times). For each time at which a window may
+# begin, it makes a copy of all predicted times. All copies together would be large, because a
+# simulation passes all steps of an epoch in one call. So the windows are tried in groups: the
+# copies for one group have at most TOGETHER values.
 TOGETHER = 1 << 18
 
 
@@ -19,9 +19,9 @@ def queue_bytes(
 ) -> npt.NDArray[np.int64]:
     """Returns how many bytes each queue must load from each source in a step, (..., sources).
 
-    sizes, source : (..., batch), the bytes of each GPU's samples, and the number of the source from
-        which each sample is read
-    sources : number of sources
+    sizes : (..., batch) [bytes], the size of each sample of each queue
+    source : (..., batch), the number of the source from which each sample is read
+    sources : how many sources there are
     """
     *queues, batch = sizes.shape
     cell = np.arange(sizes.size // max(1, batch)).repeat(batch) * sources + source.ravel()
@@ -34,9 +34,9 @@ def queue_seconds(loads: npt.NDArray[np.int64], rates: Floats, most: int) -> Flo
     [s]. A thread loads one sample after the other, so this time is the sum of bytes / rate over the
     sources.
 
-    loads : (..., sources) [bytes]
-    rates : (sources,) [bytes/s], the rate of one thread of a queue at each source; n threads are n
-        times as fast
+    loads : (..., sources) [bytes], as `queue_bytes` returns them
+    rates : (sources,) [bytes/s], the rate at which one thread reads from each source. n threads are
+        assumed to be n times as fast
     most : the largest number of threads
     """
     threads = np.arange(1, most + 1, dtype=np.float64)
@@ -50,32 +50,33 @@ def queue_seconds(loads: npt.NDArray[np.int64], rates: Floats, most: int) -> Flo
 
 
 def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
-    """Returns the number of threads for each queue such that all queues finish as nearly at the
-    same time as possible.
+    """Divides the loading threads among the queues. The difference between the time of the slowest
+    queue and the time of the fastest queue is made as small as possible.
 
     seconds : (..., queues, most), the predicted time of each queue with 1, 2, ... threads
         (`queue_seconds`), for one step or for many
     total : number of loading threads (T_L in the paper)
 
-    The result is (..., queues) int64. Each number is 1 or more, and the numbers of a step add up to
-    at most `total`. They minimise the difference between the largest and the smallest predicted
-    time. If several divisions have the least difference, the one whose largest time is shortest is
-    returned. Raises PolicyError if there are more queues than threads.
+    Returns the number of threads of each queue, (..., queues) int64. Each number is 1 or more, and
+    the numbers of a step add up to at most `total`. If several divisions have the least difference,
+    the one with the fastest slowest queue is returned. Raises PolicyError if there are more queues
+    than threads.
 
-    The function computes what Algorithm 1 is meant to compute. It deviates from the algorithm as
-    printed in the paper:
+    The function computes what Algorithm 1 of the paper is meant to compute. It tries windows: a
+    window is a range of times that begins at one predicted time and ends at another. Every queue
+    gets the fewest threads with which its time lies in the window. The narrowest window in which
+    the threads suffice is the result. The function differs from the printed algorithm in four
+    points:
 
-    - Lines 12 to 18 move the lower bound of the search where the upper one should move, and vice
-      versa, so the search moves away from the balance. Here, for each beginning of a window [least,
-      largest] of predicted times, bisection searches for the window's end.
+    - Lines 12 to 18 of the paper move the lower bound of the search where the upper bound should
+      move, and vice versa, so the printed search moves away from the balance. Here, bisection finds
+      the end of each window.
     - The printed loop never compares the sum of the threads with T_L. Here the sum never exceeds
       T_L.
-    - The printed algorithm starts from shares in proportion to the queues' loads and changes one
-      queue at a time, so it may stop where no single change helps. Here all windows are tried, so
-      the result is exact. The best window begins at one predicted time and ends at another. Every
-      queue takes the fewest threads that put its time into the window.
-    - Here a time may also rise as threads are added. If more threads slow a queue down, the queue
-      gets fewer threads.
+    - The printed algorithm starts with shares in proportion to the queues' loads, and changes one
+      queue at a time. So it may stop at a division that no single change improves, although a
+      better division exists. Here all windows are tried, so the result is optimal.
+    - Here more threads may also slow a queue down. Such a queue gets fewer threads.
     """
     *steps, queues, most = seconds.shape
     if queues > total:
@@ -101,18 +102,19 @@ def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
 def _best_from(
     times: Floats, levels: Floats, starts: npt.NDArray[np.intp], total: int
 ) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
-    """Finds the best window for each step. A window is a range of times. The threads are divided so
-    that the time of every queue lies in the window. In the best window, the largest and the
-    smallest of these times differ least. Each window that is tried begins at a level whose index is
-    in `starts`. Returns the threads, (steps, queues); the difference between the largest and the
-    smallest time, (steps,); and the largest time, (steps,). If no window is possible, the
-    difference and the largest time are inf.
+    """Finds the best window for each step. A window is a range of times in which the times of all
+    queues lie. In the best window, the largest and the smallest of these times differ least. Only
+    windows that begin at one of the levels with the indices `starts` are tried.
 
     times : (steps, queues, threads), the predicted times
     levels : (steps, levels), all times of each step in ascending order
+
+    Returns three arrays: the threads of each queue, (steps, queues); the difference between the
+    largest and the smallest time, (steps,); and the largest time, (steps,). For a step without a
+    possible window, the difference and the largest time are inf.
     """
-    # Each row of the arrays below stands for one window that is tried. The window belongs to one
-    # step, and begins at one level.
+    # Each row of the arrays below is for one window that is tried: a window of one step, which
+    # begins at one level.
     step, start = np.arange(len(times)).repeat(len(starts)), np.tile(starts, len(times))
     each, low = times[step], levels[step, start]
     # A window is possible if it contains a predicted time of every queue, and if these times need
@@ -141,12 +143,12 @@ def _best_from(
 def _fewest(
     times: Floats, low: Floats, high: Floats, total: int
 ) -> tuple[npt.NDArray[np.int64], Bools]:
-    """Returns the fewest threads with which a queue's time lies in a window, for each window and
-    queue, (windows, queues). Also returns whether each window is possible, (windows,). A window is
-    possible if every queue has such a number of threads, and these numbers add up to at most
-    `total`.
+    """Returns, for each window and queue, the fewest threads with which the queue's time lies in
+    the window, (windows, queues). Also returns whether each window is possible, (windows,). A
+    window is possible if every queue has a time in the window, and if the threads for these times
+    add up to at most `total`.
 
-    times : (windows, queues, threads), the predicted times of the window's step
+    times : (windows, queues, threads), the predicted times of the step to which the window belongs
     low, high : (windows,), the times at which each window begins and ends
     """
     inside = (times >= low[:, None, None]) & (times <= high[:, None, None])

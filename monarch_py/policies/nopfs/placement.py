@@ -1,11 +1,11 @@
 """Decides which node holds which files: the placement of the NoPFS paper, and a better one.
 
 In the paper (section 5.1) every node fills its storage classes with the files that it uses most
-often, and nothing ensures that each file has a holder. `literal` computes this placement. It leaves
-a sixth of the files without a holder if the dataset just fits into the tiers of all nodes together;
-these files are read from the file system in every epoch. The function `place` first gives every
-file one holder; further holders only get room that is left. Within the quotas, `place` maximises
-the sum of frequency x size over all copies.
+often, and nothing ensures that each file has a holder. `literal` computes this placement. If the
+dataset just fits into the tiers of all nodes together, a sixth of the files have no holder. These
+files are read from the file system in every epoch. The function `place` instead gives every file
+one holder first, and uses only the remaining room for further holders. Within the quotas, `place`
+maximises the sum of frequency x size over all copies.
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from monarch_py.policies.placement import take
 from monarch_py.policies.view import PFS, Array, Bools, Floats, Int32s, Ints
 
 # A placement needs two tables of how often each node uses each file. Together they take
-# BYTES_OF_USES for each node and file [bytes]. No placement is computed if the tables would take
-# more than MOST_OF_USES [bytes]. All nodes must come to the same decision, so the limit does not
-# depend on a node's free memory.
+# BYTES_OF_USES bytes for each pair of a node and a file. No placement is computed if the tables
+# would take more than MOST_OF_USES bytes. All nodes must come to the same decision, so this limit
+# is a constant and does not depend on a node's free memory.
 BYTES_OF_USES, MOST_OF_USES = 6, 4 << 30
 
 
@@ -37,9 +37,9 @@ class Placement:
     extra: tuple[npt.NDArray[np.int64], ...]
 
     def holders(self) -> Holders:
-        """Returns the nodes that hold each file, the owner first, (files, ASKED). If a file has
-        several further holders, only one of them is named. The choice differs from file to file, so
-        that every holder is asked for some files."""
+        """Returns the nodes that hold each file, the owner first, (files, ASKED). If several nodes
+        besides the owner hold a file, the result contains only one of them. This node differs from
+        file to file, so that requests for files are distributed over all holders."""
         holders = np.full((len(self.owner), ASKED), NOBODY, dtype=np.int32)
         holders[:, 0] = self.owner
         for node, extra in enumerate(self.extra):
@@ -66,11 +66,11 @@ def place(
     weights: Floats | None = None,
     seed: int = 0,
 ) -> Placement:
-    """Assigns an owner to every file that fits on any node, and further holders in the room that is
-    left.
+    """Assigns an owner to every file that fits on any node. Then assigns further holders to files,
+    within the remaining room.
 
-    frequencies : for each node (files,), how often it uses each file: an array (nodes, files), or
-        rows that are computed one at a time
+    frequencies : for each node a row (files,) of how often it uses each file. Either an array
+        (nodes, files), or a sequence that computes its rows one at a time
     sizes : (files,) [bytes];  quotas : (nodes,) [bytes]
     weights : (nodes,), how much each node saves if it reads a file locally instead of from another
         node, relative to the mean of all nodes; None = 1 for all nodes
@@ -83,16 +83,17 @@ def place(
     node times the node's weight. The sum of `f[n, k] s[k] x[n, k]` over all `n` and `k` is
     maximised, under two constraints. First, for each node the sum of `s[k] x[n, k]` over its files
     is at most the node's quota. Second, each file has at least one holder if the quotas together
-    hold the dataset. Otherwise it has at most one, because a second copy would displace another
-    file. Prices of room from the dual (`prices`) determine which node owns which file. If a node is
-    full, its other files go to other nodes, so that the quotas hold.
+    have room for the dataset. Otherwise each file has at most one holder, because a second copy
+    would displace another file. The dual program yields a price of each node's room (see `prices`).
+    A file's owner is the node where the file's value exceeds the price by most. If a node is full,
+    the files that would exceed its quota go to other nodes.
     """
     everything = int(quotas.sum()) >= int(sizes.sum())
     program = Program(frequencies, weights, sizes, quotas, everything)
     prices = find_prices(program, np.random.default_rng(seed))
     owner, left = _own(program, prices)
-    # A file without an owner is larger than the room left on any node, so it gets no further holder
-    # either.
+    # A file without an owner is larger than the remaining room of any node, so the loop below
+    # assigns it no holder either.
     extra = [
         _most_used(frequencies[node], sizes, owner == node, int(left[node]))
         for node in range(len(quotas))
@@ -103,10 +104,10 @@ def place(
 def _own(program: Program, prices: Prices) -> tuple[Int32s, npt.NDArray[np.int64]]:
     """Returns the owner of each file, (files,), and the room that is left, (nodes,) [bytes].
 
-    If the nodes have room for all files, each node first reserves the room that it wants for copies
-    of files that other nodes own. Without these reservations, all room that is left in the end
-    would be on the nodes that are filled last. Owners are then assigned within the room that is not
-    reserved. Files that get no owner there may use the reserved room too.
+    If the nodes have room for all files, each node first reserves room for the copies that it wants
+    of files that other nodes own. Owners are then assigned within the room that is not reserved.
+    Files that get no owner in this way may also use the reserved room. Without the reservations,
+    files would fill some nodes completely, and all remaining room would be on other nodes.
     """
     owner = np.full(len(program.sizes), PFS, dtype=np.int32)
     left = np.array(program.quotas, dtype=np.int64)
@@ -121,10 +122,10 @@ def _own(program: Program, prices: Prices) -> tuple[Int32s, npt.NDArray[np.int64
 
 
 def _wanted_besides(program: Program, prices: Prices) -> npt.NDArray[np.int64]:
-    """Returns the bytes of the files that each node wants in addition to its own, (nodes,). Each
-    file has a value at each node, and the room of each node has a price. A node's own files are
-    those for which value - price is larger at this node than at any other. In addition, the node
-    wants every other file whose value at this node is above the price of its room."""
+    """Returns how many bytes of further files each node wants in addition to its own files,
+    (nodes,). Each file has a value at each node, and the room of each node has a price. A node's
+    own files are those for which value - price is larger at this node than at any other node. In
+    addition, a node wants every other file with a value above the price of the node's room."""
     nodes, files = len(program.quotas), len(program.sizes)
     best, _, _ = _two_best(program, prices, np.arange(nodes), np.arange(files))
     wanted = np.zeros(nodes, dtype=np.int64)
@@ -135,20 +136,21 @@ def _wanted_besides(program: Program, prices: Prices) -> npt.NDArray[np.int64]:
 
 
 def _settle(program: Program, prices: Prices, owner: Int32s, left: npt.NDArray[np.int64]) -> None:
-    """Assigns owners to files that have none, within the room that is left. Changes `owner` and
-    `left`.
+    """Assigns owners to files that have none, within the room `left` of each node. Changes `owner`
+    and `left`.
 
-    In each round every file goes to the node where value - price is largest. A full node keeps the
-    files that would lose most elsewhere, and passes the others on.
+    In each round, every file without an owner chooses the node where value - price is largest. If a
+    node has too little room, it takes the files that would lose most elsewhere. The other files
+    choose again in the next round.
     """
     sizes, open_nodes = program.sizes, left > 0
     waiting = np.flatnonzero(owner == PFS)
     while len(waiting) and open_nodes.any():
         nodes = np.flatnonzero(open_nodes)
         best, gain, second = _two_best(program, prices, nodes, waiting)
-        # The loss of a file is how much less the file gains if its best node does not take it. The
-        # file then goes to its second-best node. If the quotas do not hold all files, it may also
-        # go to no node, where it gains 0.
+        # The gain of a file at a node is value - price. Its loss is the gain at the best node minus
+        # the gain at the second-best node, which is next if the best node is full. If the quotas
+        # have no room for all files, the file may also go to no node, which is a gain of 0.
         loss = gain - (second if program.everything else np.maximum(second, 0))
         for node in np.unique(best):
             mine = np.flatnonzero(best == node)
@@ -182,7 +184,7 @@ def _two_best(
 
 
 def _squeeze(owner: Int32s, sizes: Ints, left: npt.NDArray[np.int64]) -> None:
-    """Gives each file without an owner to the node with the most room, if the file fits there.
+    """Assigns each file without an owner to the node with the most room, if the file fits there.
     Begins with the largest file. Changes `owner` and `left`."""
     waiting = np.flatnonzero(owner == PFS)
     waiting = waiting[sizes[waiting] <= left.max(initial=0)]
@@ -194,15 +196,15 @@ def _squeeze(owner: Int32s, sizes: Ints, left: npt.NDArray[np.int64]) -> None:
 
 
 def _most_used(frequency: Array, sizes: Ints, own: Bools, room: int) -> npt.NDArray[np.int64]:
-    """Returns files that the node uses but does not own, the most frequently used first, as far as
-    they fit into the room."""
+    """Returns the files that the node holds in addition to the files that it owns: files that it
+    uses, the most frequently used first, until `room` bytes are full."""
     others = np.flatnonzero((np.asarray(frequency) > 0) & ~own)
     if not len(others) or room < int(sizes[others].min()):
         return np.zeros(0, dtype=np.int64)
     used = np.asarray(frequency)[others]
     most = used.max()
-    # NumPy sorts integers of 8 or 16 bits by radix sort. Sorting wider integers takes ten times as
-    # long.
+    # NumPy sorts integers of 8 or 16 bits by radix sort, which is ten times as fast as its sort of
+    # wider integers.
     rank = (most - used).astype(np.min_scalar_type(int(most)))
     others = others[np.argsort(rank, kind="stable")]
     return others[take(sizes[others], room)]
@@ -211,10 +213,10 @@ def _most_used(frequency: Array, sizes: Ints, own: Bools, room: int) -> npt.NDAr
 def literal(frequencies: Rows, sizes: Ints, quotas: Ints) -> tuple[npt.NDArray[np.int64], ...]:
     """Returns the files that each node holds, exactly as section 5.1 of the NoPFS paper describes
     the placement: every node, independently of the others, holds the files that it uses most often.
-    The arguments are as in `place`.
+    The arguments are the same as those of `place`.
 
-    Each node's files are ordered by frequency, the most used first. Files that are used equally
-    often are in the order of their numbers, as in the published simulator.
+    Each node's files are sorted by frequency, the most used first. Files that are used equally
+    often are in the order of their numbers, as in the simulator that NoPFS's authors published.
     """
     nobody = np.zeros(len(sizes), dtype=bool)
     return tuple(

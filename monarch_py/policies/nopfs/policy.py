@@ -17,18 +17,18 @@ from monarch_py.policies.node import NodePolicy, planned_tiers
 from monarch_py.policies.nopfs.placement import literal, place
 from monarch_py.policies.view import STAGING, Cluster, Copies, Decision, Floats, Ints, Job, When
 
-# The least spread of the frequencies (standard deviation / mean). With a smaller spread, the best
-# placement is hardly better than any other.
+# The smallest spread (standard deviation / mean) of the frequencies at which NoPFS's policies are
+# used. With a smaller spread, the best placement is hardly better than any other placement.
 LEAST_SPREAD = 0.1
 
 
 def nopfs(job: Job) -> Decision:
     """Places files by their known future accesses, as in section 5.1 of the NoPFS paper. Unlike in
-    the paper, every file that fits anywhere has an owner.
+    the paper, every file that fits on some node has an owner.
 
-    The staging buffer is filled in the exact order of access, even on one node and for files that
-    no node holds (the paper's scenario 4). A node reads a file from the fastest of three places:
-    its own copy, another node's copy, or the file system (section 4).
+    The staging buffer is filled in the exact order of access. This also holds on a single node, and
+    for files that no node holds (the paper's scenario 4). A node reads a file from the fastest of
+    three places: its own copy, another node's copy, or the file system (section 4).
 
     Nodes do not tell each other which files they hold. Instead, each node infers this from its own
     progress (section 5.2.2). Suppose that access `i` of node B is B's first access to a file. Node
@@ -46,14 +46,14 @@ def planned(job: Job) -> Decision:
     """NoPFS's placement, but each file is read from the source once for all nodes. The daemon uses
     this policy if there are several nodes and a plan.
 
-    Only a file's owner reads the file from the source, and sends it to other nodes. The owner reads
-    its files in the order of first use, and reads a file earlier if a node requests it. (In NoPFS
-    each node reads the source until a copy exists.) No file is read from the source a second time,
+    Only a file's owner reads the file from the source, and it sends the file to other nodes. (In
+    NoPFS each node reads the source until a copy exists.) The owner reads its files in the order of
+    first use, or earlier if a node requests a file. No file is read from the source a second time,
     even if the source is idle, because other jobs use the source too. In all other respects
-    `planned` equals `nopfs`, and it raises the same errors.
+    `planned` equals `nopfs`. It raises the same errors.
     """
     decision, wanted = _placed(job, "planned")
-    # `due` is None, so nodes ask a file's owner even if the owner does not have the file yet.
+    # `due` is None so that nodes ask a file's owner even if the owner does not have the file yet.
     owner = owners_of(decision.copies, wanted)
     return replace(decision, owner=owner, pfs=False, due=None)
 
@@ -87,17 +87,16 @@ def _placed(job: Job, name: str) -> tuple[Decision, Ints]:
 
 
 def _decision(job: Job, copies: Copies) -> Decision:
-    """Returns the decision to make these copies. Both placements of NoPFS use this function."""
+    """Returns the decision to make these copies. Serves both `place` and `literal`."""
     due = _needed(job, job.first_use[copies.node, copies.file], copies.file)
     return Decision(copies=copies, when=When.BESIDE, remote=True, due=due)
 
 
 def _needed(job: Job, first: npt.NDArray[np.int64], files: Ints) -> npt.NDArray[np.int64]:
-    """Returns the number of the access that first needs each copy, (copies,). This is the first use
-    of the file by the copy's node. If that node never uses the file, it is the first use by any
-    node.
+    """Returns the number of the access that first needs each copy, (copies,): the first use of the
+    file by the node that has the copy. If this node never uses the file, the first use by any node.
 
-    first : (copies,) the number of the first use by the copy's node, or NEVER
+    first : (copies,) the number of the first use by the node that has the copy, or NEVER
     files : (copies,) the file of each copy
     """
     return np.where(first == NEVER, job.first_use.min(axis=0)[files], first)
@@ -107,10 +106,10 @@ def need_differences(job: Job, name: str) -> None:
     """Checks that access frequencies differ between files and nodes. Raises PolicyError if all
     nodes use every file about equally often, epoch after epoch.
 
-    The nodes use a file of many samples about equally often: if a node reads `k` samples of each
-    file, the relative spread of the frequencies is `sqrt((1 - 1 / nodes) / k)` (binomial, NoPFS
-    3.1). The check always passes if a node uses a file less than once an epoch on average. This is
-    the case if each file is one sample.
+    If a file contains many samples, all nodes use the file about equally often. Suppose that a node
+    reads `k` samples of each file. The frequencies are then binomial, and their relative spread is
+    `sqrt((1 - 1 / nodes) / k)` (NoPFS 3.1). If a node uses a file less than once an epoch on
+    average, the check always passes. This is the case if each file is one sample.
     """
     used = job.frequencies
     mean = float(used.mean())
@@ -123,8 +122,9 @@ def need_differences(job: Job, name: str) -> None:
 
 def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
     """Returns what each node saves by holding a file instead of reading it from another node,
-    (nodes,). A saving is the time of a remote read minus the time of a local read (NoPFS 4). The
-    savings are relative to their mean over the nodes. All savings are 1 if they cannot be compared.
+    (nodes,): the time of a remote read minus the time of a local read (NoPFS 4), divided by the
+    mean of this difference over all nodes. All elements are 1 if there is only one node, or if some
+    difference is not positive or not finite.
 
     size : the mean size of the files [bytes]
     """
@@ -132,24 +132,24 @@ def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
     own, link = rates[:, STAGING + 1 :].max(axis=1, initial=0), cluster.network
     if cluster.nodes == 1 or not own.all():
         return np.ones(cluster.nodes)
-    # A remote read is from the fastest class of the best other node, and goes over both nodes'
-    # links; the slower link counts. A local read is from the fastest class of the node itself.
+    # A remote read is from the fastest storage class of the best other node. It uses the links of
+    # both nodes, so the slower link limits it. A local read is from the node's own fastest class.
     reach = np.minimum(own, link)
     second, first = np.sort(reach)[-2:]
     best_other = np.where(np.arange(cluster.nodes) == reach.argmax(), second, first)
     with np.errstate(divide="ignore"):
         saved = size / np.minimum(link, best_other) - size / own
-    # If a node's remote reads are at least as fast as its local reads, this node saves nothing. The
-    # nodes' savings are then not compared.
+    # If a node's remote reads are at least as fast as its local reads, this node saves nothing.
+    # Savings of 0 or less cannot be weights, so all weights are then 1.
     if not np.isfinite(saved).all() or saved.min() <= 0:
         return np.ones(cluster.nodes)
     return np.asarray(saved / saved.mean(), dtype=np.float64)
 
 
 def _by_class(job: Job, held: Sequence[Ints]) -> Copies:
-    """Returns the copies: every node's files, assigned to its classes. A file may fit into none of
-    a node's classes, because the free room is split over several classes. Such a file goes to
-    another node that has room."""
+    """Returns the copies: each node's files `held[node]`, assigned to the node's storage classes. A
+    file may fit into none of these classes, although their free room together is enough. Such a
+    file goes to another node that has room."""
     parts, lost = [], []
     for node, files in enumerate(held):
         parts.append(classes_of(policy_of(job, node, files), job.cluster, job.sizes))
@@ -161,8 +161,9 @@ def _by_class(job: Job, held: Sequence[Ints]) -> Copies:
 
 
 def policy_of(job: Job, node: int, held: Ints) -> NodePolicy:
-    """Returns the policy of a node that holds these files. The most used files are in the fastest
-    class. Each class is filled in the order of first use, by Rule 1 of the NoPFS paper."""
+    """Returns the policy of a node that holds the files `held`. The most used files are in the
+    fastest storage class. Each class is filled in the order of first use, by Rule 1 of the NoPFS
+    paper."""
     first = _needed(job, job.first_use[node], np.arange(job.files))[held]
     used, rooms = job.frequencies[node, held], rooms_of(job.cluster.capacity[node], len(held))
     policy = NodePolicy(node, shares=True)
@@ -172,9 +173,11 @@ def policy_of(job: Job, node: int, held: Ints) -> NodePolicy:
 
 
 def _rehouse(job: Job, parts: list[list[Ints]], lost: Ints, first: Ints) -> None:
-    """Puts each file without a copy into the first class that has room for it, or that would have
-    room if one file were dropped. Drops only files that another node holds too. Changes `parts`.
+    """Puts each file of `lost` that has no copy into the first storage class of any node that has
+    room for it, or that would have room if one file were dropped. Drops only files that another
+    node holds too. Changes `parts`.
 
+    parts : for each node and storage class, the files in the order of filling
     first : (files,), first use by any node
     """
     count = np.zeros(job.files, dtype=np.int64)

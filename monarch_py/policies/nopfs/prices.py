@@ -1,11 +1,11 @@
 """Prices of a byte of each node's room: the dual of the placement problem (see `placement`).
 
 The placement is a linear program with two kinds of constraints: the quota of each node, and the
-number of holders of each file. Lagrangian prices of room, one per node, move the quotas into the
-objective. The problem then separates into one problem for each file, which is solved by comparing
-what each node would gain by holding the file. For any prices, the value of the solution is an upper
-bound for every placement (weak duality). The least of these bounds, at the best prices, equals the
-linear program's optimum.
+number of holders of each file. Lagrange multipliers, one per node, move the quotas into the
+objective; they are the prices of the nodes' room. The problem then separates into one small problem
+per file: compare what each node would gain by holding the file. For any prices, the value of this
+solution is an upper bound for every placement (weak duality). The least of these bounds, at the
+best prices, equals the linear program's optimum.
 """
 
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ import numpy.typing as npt
 
 from monarch_py.policies.view import Array, Floats, Ints
 
-# One array (files,) for each node: either the rows of a table, or a sequence that computes a node's
-# array when this array is accessed.
+# One array (files,) for each node. Either the rows of a table, or a sequence that computes a node's
+# array each time it is accessed.
 Rows = Sequence[Array]
 
 # Prices are optimised on random samples of the files, in two stages. The first stage finds rough
-# prices. The second stage uses enough files to meet the quotas of single nodes closely. Each stage
-# is a pair: the largest size of the table (files x nodes), and the number of steps.
+# prices. The second stage samples more files, so that each node's demand comes close to its quota.
+# Each stage is a pair: the largest size of the table (files x nodes), and the number of steps.
 STAGES = ((320_000, 150), (2_000_000, 60))
-# The values of files are small integers, so thousands of files have the same value, and a change of
-# a price would move all of them at once. Random noise makes the values differ. NOISE is the width
-# of this noise, relative to the mean value of a file on its best node. The noise makes the result
-# worse by at most this fraction.
+# The values of files are small integers, so thousands of files have the same value. A small change
+# of a price could then move all of these files to another node. So random noise is added to the
+# values to make them differ. NOISE is the width of the noise, relative to the mean value of a file
+# on its best node. The noise makes the result worse by at most this fraction.
 NOISE = 0.01
 
 
@@ -35,12 +35,12 @@ NOISE = 0.01
 class Program:
     """The placement as a linear program.
 
-    uses : for each node (files,), how often it uses each file
+    uses : for each node an array (files,) of how often the node uses each file
     weights : (nodes,), how much each node saves if it reads a file locally instead of from another
         node, relative to the mean of all nodes; None = 1 for all nodes
     sizes : (files,) [bytes];  quotas : (nodes,) [bytes]
-    everything : True if every file must be held, by one node or several; False if each file is held
-        by at most one node
+    everything : True if every file must be held by at least one node; False if each file may be
+        held by at most one node
     """
 
     uses: Rows
@@ -50,7 +50,7 @@ class Program:
     everything: bool
 
     def values(self, node: int) -> npt.NDArray[np.float32]:
-        """Returns the value of a byte of each file at a node, (files,)."""
+        """Returns how much a node gains per byte of each file that it holds, (files,)."""
         row = np.asarray(self.uses[node], dtype=np.float32)
         return row if self.weights is None else row * np.float32(self.weights[node])
 
@@ -79,11 +79,11 @@ class Prices:
 def find_prices(program: Program, rng: np.random.Generator) -> Prices:
     """Returns prices at which each node's demand is about equal to its quota.
 
-    The prices are found by subgradient steps on samples of the files. The price of a node rises
-    while the node demands more than its quota, and falls while it demands less. Later steps are
-    smaller. Each step gives an upper bound for the value of every placement. The result of a stage
-    (STAGES) is the prices that gave the least bound. The next stage begins with them, and the
-    result of the last stage is returned.
+    The prices are found by subgradient steps on samples of the files. If a node demands more than
+    its quota, its price rises; if it demands less, its price falls. Later steps are smaller. Each
+    step yields an upper bound for the value of every placement. The result of a stage (see STAGES)
+    is the prices with the least bound. The next stage starts from these prices. The result of the
+    last stage is returned.
     """
     sizes, nodes = program.sizes, len(program.quotas)
     draws = rng.random(len(sizes))
@@ -96,9 +96,9 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
             chosen = np.sort(rng.choice(len(sizes), most, replace=False))
         rows = [program.values(node)[chosen] for node in range(nodes)]
         table = np.stack(rows)
-        # The first stage decides the node of most files. The files that are left have equal values
-        # at several nodes. The noise makes these values differ by at most the width of the noise.
-        # So the second stage takes small steps.
+        # After the first stage, the prices determine the node of most files. The other files have
+        # equal values at several nodes, which differ only by the noise. So the second stage takes
+        # steps of about the width of the noise.
         pace = 4 * width if width else 0.3 * max(1e-9, float(table.max()))
         width = NOISE * max(1e-9, float(table.max(axis=0).mean()))
         found = Prices(prices, width, draws)
@@ -113,10 +113,10 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
 class _Sample:
     """A random sample of the files.
 
-    table : (nodes, files), the value of a byte of each file at each node, plus `Prices.noise`
-    weights : (files,), sizes scaled to a sum of 1
+    table : (nodes, files), `Program.values` of each node, plus `Prices.noise`
+    weights : (files,), the files' sizes, divided by their sum
     share : (nodes,), quotas relative to the size of all files
-    everything : True if every file must be held, False if each file is held by at most one node
+    everything : True if every file must be held, False if each file may be held by at most one node
     """
 
     table: npt.NDArray[np.float32]
@@ -130,14 +130,14 @@ class _Sample:
         the sampled files."""
         gain = self.table - prices.astype(np.float32)[:, None]
         largest = gain.max(axis=0)
-        # If every file must be held, a file's best node demands the file, even if the gain there is
-        # negative. Each other node where the file's gain is positive demands the file too. If a
-        # file is held at most once, only its best node demands it, and only if the gain is
-        # positive.
+        # If every file must be held, a file is demanded by its best node, even if the gain there is
+        # negative, and by each other node where the gain is positive. If each file may be held only
+        # once, a file is demanded only by its best node, and only if the gain there is positive.
         pivot = np.minimum(largest, 0) if self.everything else np.maximum(largest, 0)
         wanted = gain >= pivot
-        # Every node must compute the same prices. NumPy's sum adds in a fixed order, while a BLAS
-        # would add in an order that depends on the processor.
+        # Every node must compute the same prices. So the sum is NumPy's, which adds in a fixed
+        # order. A matrix product would use a BLAS, and the order in which a BLAS adds depends on
+        # the processor.
         used = np.where(wanted, self.weights, np.float32(0)).sum(axis=1, dtype=np.float64)
         gain *= wanted
         gain *= self.weights
@@ -157,9 +157,8 @@ def _descend(sample: _Sample, prices: Floats, pace: float, steps: int) -> Floats
         if value < best_value:
             best, best_value = prices, value
         excess = (used - sample.share) / np.maximum(sample.share, 1e-12)
-        # The excess demand is clipped, because a tiny quota makes any excess huge. If the excess of
-        # every node is small, the excesses are scaled up, because prices would hardly move
-        # otherwise.
+        # A tiny quota makes any relative excess huge, so the excess is clipped. If the excess of
+        # every node is small, all excesses are scaled up. Otherwise the prices would hardly change.
         most = min(1.0, 4 * float(np.abs(excess).max()) + 1e-12)
         direction = np.clip(excess / most, -1, 1)
         prices = np.maximum(0, prices + pace / (1 + step / 3) * direction)

@@ -7,13 +7,14 @@ from monarch_py.policies.view import Floats
 
 
 def assign(costs: Floats) -> npt.NDArray[np.int64]:
-    """Returns a column for each row, (n,) int64: all columns differ, and the sum of the costs is
-    minimal.
+    """Assigns a different column to each row, such that the sum of the costs is minimal. Returns
+    the column of each row, (n,) int64.
 
     costs : (n, n)
 
     The method is the Hungarian algorithm, with shortest augmenting paths and potentials (Jonker and
-    Volgenant 1987). It finds n paths of at most n steps each; a step processes all columns at once.
+    Volgenant 1987). It finds n paths of at most n steps each. A step is one array operation over
+    all columns.
     """
     n = len(costs)
     row_price, column_price = np.zeros(n), np.zeros(n)
@@ -56,6 +57,6 @@ def _take(
         row_of[column] = before
         if before == row:
             return
-        # Until now, the row `before` had another column. The next pass of the loop gives that other
-        # column to the preceding row of the path.
+        # Before this assignment, the row `before` had another column, which is now free. The next
+        # pass of the loop assigns this free column to the preceding row of the path.
         column = int(had[had != column][0])

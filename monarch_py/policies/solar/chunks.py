@@ -18,7 +18,7 @@ from monarch_py.policies.view import Ints
 class Reads:
     """The reads for some samples.
 
-    start, count : (reads,) int64, the first sample and the number of samples
+    start, count : (reads,) int64, the first sample and the number of samples of each read
     redundant : (reads,) int64, how many of these samples are unwanted
     read_of : (samples,) int64, the index of the read that contains each wanted sample
     """
@@ -36,8 +36,8 @@ def join(samples: Ints, gap: int, chunk: int, vain: float = np.inf) -> Reads:
     gap : a read may include at most this many unwanted samples between two wanted samples
     chunk : how many samples a chunk of the file has. A read stays within one chunk, since chunks
         need not be adjacent in the file
-    vain : the largest number of unwanted samples that all reads together may include. Reads are
-        joined over the narrowest gaps first
+    vain : the largest number of unwanted samples that all reads together may include. The narrowest
+        gaps are closed first, until this number is reached
 
     Raises PolicyError for a negative gap or a chunk without samples.
     """

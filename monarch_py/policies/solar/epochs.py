@@ -1,24 +1,23 @@
 """Chooses the order in which whole epochs run (SOLAR 4.2).
 
 The order of samples within an epoch follows from the epoch's seed, but the order of epochs is free.
-SOLAR chooses the order of epochs such that an epoch begins with samples that the previous epoch
-used last.
+SOLAR chooses an order in which each epoch begins with samples that the previous epoch used last.
 
-With independent shuffles this gains little. An order of epochs is a path; its edges lead from each
-epoch to the next. The cost of an edge is the number of samples that are loaded when the epoch
-changes. Suppose that the dataset has `n` samples, and that the buffers of all nodes together have
-room for `c` of them. When the epoch changes, the buffers hold the last `c` samples of one epoch,
-and the first `c` samples of the next epoch are needed. Both sets of samples are random subsets of
-the dataset. So the mean cost of an edge is `c (1 - c / n)`, and the standard deviation is only
-`1 / sqrt(n)` of the mean: 0.34 % for 88,064 samples. The best of 100 edges lies 2.5 standard
-deviations below the mean, and the complete path is 0.7 to 0.8 % cheaper than the given order. LRU
-then loads 0.1 to 0.3 % less (benchmarks/policies).
+If the epochs are independent shuffles, this gains little. An order of epochs is a path; its edges
+lead from each epoch to the next. The cost of an edge is the number of samples that are loaded when
+the epoch changes. Suppose that the dataset has `n` samples, and that the buffers of all nodes
+together have room for `c` of them. When the epoch changes, the buffers hold the last `c` samples of
+one epoch, and the first `c` samples of the next epoch are needed. Both sets of samples are random
+subsets of the dataset. So the mean cost of an edge is `c (1 - c / n)`, and the standard deviation
+is only `1 / sqrt(n)` of the mean: 0.34 % for 88,064 samples. The cheapest of 100 edges lies 2.5
+standard deviations below the mean, and the complete path is 0.7 to 0.8 % cheaper than the given
+order. LRU then loads 0.1 to 0.3 % less (benchmarks/policies).
 
 If the buffers drop the samples with the farthest next use, the order of epochs saves nothing: the
 buffers load `n - c` samples in an epoch, whichever epoch came before. SOLAR's paper reports savings
-of 25.6 and 59.4 %. With independent shuffles, such savings cannot come from the order of epochs
-alone. But SOLAR also replaces LRU by a buffer that knows the future. In benchmarks/policies, this
-buffer loads exactly `n - c` samples in an epoch, and LRU loads 1.3 to 2.6 times as many.
+of 25.6 and 59.4 %. With independent shuffles, the order of epochs alone cannot save that much. But
+SOLAR also replaces LRU by eviction according to known future uses. In benchmarks/policies, a buffer
+with this eviction loads exactly `n - c` samples in an epoch. LRU loads 1.3 to 2.6 times as many.
 """
 
 from collections.abc import Callable
@@ -30,8 +29,8 @@ from monarch_py.policies.replay import in_time
 from monarch_py.policies.solar.assignment import assign
 from monarch_py.policies.view import Floats, Ints
 
-# All pairs of epochs are compared block by block; a block has this many files. With 100 epochs, a
-# block takes 50 MB.
+# `edge_costs` processes this many files at a time for all pairs of epochs. With 100 epochs, this
+# takes 50 MB of memory.
 BLOCK_FILES = 1 << 16
 # `_move_segments` moves at most this many consecutive epochs of the path at a time.
 LONGEST_SEGMENT = 3
@@ -74,9 +73,9 @@ def path_cost(costs: npt.NDArray[np.integer], path: Ints) -> int:
 
 
 def lower_bound(costs: npt.NDArray[np.integer]) -> float:
-    """Returns a lower bound on the cost of a path through all epochs. The bound is the lowest cost
-    at which every epoch but one gets a successor of its own. These successors need not form a path.
-    """
+    """Returns a lower bound on the cost of a path through all epochs. A path gives each epoch
+    except the last one a different successor. The bound is the lowest cost of such successors, even
+    if they form cycles instead of a path."""
     successor, table = _successors(costs)
     return float(table[np.arange(len(table)), successor].sum())
 
@@ -102,8 +101,9 @@ def order_epochs(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
 
 
 def _successors(costs: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int64], Floats]:
-    """Returns the successor of each epoch in the cheapest assignment, and the table of costs. The
-    table has one additional epoch of cost 0, which marks the end of the path."""
+    """Assigns a different successor to each epoch at the lowest total cost. Returns the successors,
+    and the table of costs. The table contains one additional epoch, with edges of cost 0, which
+    lies between the end of the path and its beginning."""
     n = len(costs)
     table = np.zeros((n + 1, n + 1))
     table[:n, :n] = costs
@@ -127,10 +127,9 @@ def _nearest(costs: Floats) -> npt.NDArray[np.int64]:
 
 
 def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Returns a path that is made from the cheapest assignment of successors. In this assignment,
-    the successors form cycles. As long as there are several cycles, the two that are cheapest to
-    join are joined. The path follows the one cycle that is left, and begins at the additional epoch
-    (see `_successors`)."""
+    """Returns a path that is made from the cheapest assignment of successors (`_successors`), which
+    forms cycles. The two cycles that are cheapest to join are joined, until only one cycle is left.
+    The path follows this cycle, from the epoch after the additional epoch of `_successors`."""
     successor, table = _successors(costs)
     n = len(table)
     while True:

@@ -1,9 +1,9 @@
 """Assigns the samples of a step to nodes (SOLAR 4.3).
 
-The gradients of a step are summed over all nodes, so it does not matter which node processes which
-of the step's samples. Each sample goes to the node that holds it. Samples that must be loaded are
-assigned so that all nodes load about equally many. The nodes' batches then differ in size, but no
-batch is larger than a cap.
+The gradients of a step are summed over all nodes, so any node may process any of the step's
+samples. Each sample goes to the node that holds it. Samples that no node holds must be loaded. They
+are assigned so that all nodes load about the same number of samples. The nodes' batches then differ
+in size, but no batch is larger than a cap.
 """
 
 import numpy as np
@@ -13,17 +13,17 @@ from monarch_py.policies.view import PFS, Bools, Ints
 
 
 def balanced(held: Ints, loads: int, cap: int) -> npt.NDArray[np.int64]:
-    """Returns how many samples each node loads, such that the largest number is as small as
+    """Returns how many samples each node loads. The largest of these numbers is as small as
     possible.
 
     held : (nodes,), how many samples each node takes from its buffer, at most `cap`
-    loads : number of samples to load on all nodes
+    loads : how many samples all nodes together must load
     cap : the largest number of samples that a node takes in a step; nodes x cap must be enough for
         all samples of the step
 
     The result is (nodes,) int64, and its sum is `loads`. All nodes that stay below the cap load the
-    same number of samples. If the loads do not divide evenly, some of these nodes load one sample
-    more: those that have the most room left.
+    same number of samples. If the loads cannot be divided evenly, the nodes with the most remaining
+    room load one sample more.
     """
     room = cap - np.asarray(held, dtype=np.int64)
     share = np.zeros(len(room), dtype=np.int64)
@@ -45,8 +45,8 @@ def balanced(held: Ints, loads: int, cap: int) -> npt.NDArray[np.int64]:
 def deal(files: Ints, holder: Ints, nodes: int, cap: int) -> tuple[Ints, Bools]:
     """Assigns the samples of one step to nodes. Returns the node of each sample, (samples,), and
     whether the sample must be loaded, (samples,) bool. A sample must be loaded if no node holds it,
-    or if its holder already takes `cap` other samples. Each node loads samples with neighbouring
-    numbers, because these lie next to each other in the file (see `chunks`).
+    or if the node that holds it already takes `cap` other samples. Each node loads samples with
+    neighbouring numbers, because such samples lie next to each other in the file (see `chunks`).
 
     files : (samples,)
     holder : (samples,), the node that holds each sample, or PFS

@@ -37,16 +37,16 @@ class Solar:
         (In SOLAR, batches may differ between ranks, and the memory of a GPU bounds them.)
     chunk : how many samples a chunk of the file has; a read stays within one chunk
     gap : a read may include at most this many unwanted samples between two wanted samples
-    vain : how many unwanted samples a node may read, relative to the samples that it loads. With a
-        larger value, there are fewer reads, but they include more unwanted bytes
+    vain : how many unwanted samples a node may read for each sample that it loads. A larger value
+        leads to fewer reads, which include more unwanted bytes
     reorder : whether the epochs are reordered too. By default they are not, because reordering
         gains nearly nothing with independent shuffles. The module `epochs` explains why
 
     The node that loads a sample becomes the sample's only holder. Later steps assign the sample to
     its holder. If the holder has reached the cap, another node loads the sample for this one use,
-    and the holder keeps the sample. It is assumed that a node's buffer consists of all its classes
-    together, and that every node has the same cap. Raises PolicyError in three cases: if the cap is
-    below 1, if `chunks.join` refuses the arguments, or if nodes have different numbers of ranks.
+    and the holder keeps the sample. Assumptions: a node's buffer consists of all its storage
+    classes together, and every node has the same cap. Raises PolicyError in three cases: if the cap
+    is below 1, if `chunks.join` refuses the arguments, or if nodes have different numbers of ranks.
     """
 
     cap: float = 1.5
@@ -88,7 +88,7 @@ class Solar:
         buffers = _Buffers(job)
         # The offset of each sample in the file [bytes].
         offset = np.concatenate([[0], np.cumsum(job.sizes)])
-        # How many unwanted samples each node may still read between wanted samples, (nodes,).
+        # How many more unwanted samples each node may read, (nodes,); see `vain`.
         spare = np.zeros(nodes)
         start = 0
         for epoch in range(job.epochs):
@@ -117,9 +117,9 @@ class Solar:
     def _redundant(
         self, files: Ints, node: Ints, loaded: Bools, offset: Ints, spare: Floats
     ) -> npt.NDArray[np.int64]:
-        """Returns how many redundant bytes are read with each sample, (samples,). The bytes of all
-        unwanted samples in a read are counted at the read's first sample; the element of every
-        other sample is 0.
+        """Returns how many redundant bytes are read with each sample, (samples,). Redundant bytes
+        are those of unwanted samples. All redundant bytes of a read are attributed to one wanted
+        sample of the read; the elements of the read's other samples are 0.
 
         spare : (nodes,), how many more unwanted samples each node may read. Each load of this step
             increases the number, and each unwanted sample that is read decreases it
@@ -163,8 +163,8 @@ class _Buffers:
         self, files: Ints, after: Ints, node: Ints, loaded: Bools, now: int
     ) -> npt.NDArray[np.int8]:
         """Uses the samples of a step, and keeps the loaded samples that a cache admits. Returns an
-        array (2, samples): the class that held each sample (MISS for a loaded sample), and the
-        class that took it (MISS if no class did).
+        array (2, samples): the storage class that held each sample (MISS for a loaded sample), and
+        the class into which it was newly put (MISS if it was put into none).
 
         after, node, loaded : (samples,), the next use of each sample, the node that uses it, and
             whether it is loaded
@@ -176,8 +176,8 @@ class _Buffers:
         rows = zip(files.tolist(), after.tolist(), node.tolist(), owner, strict=True)
         for at, (file, upcoming, who, had) in enumerate(rows):
             if had == PFS:
-                # A node may hold a loaded sample already if the sample occurs twice in the step,
-                # which sampling with replacement permits.
+                # If a sample occurs twice in the step, which sampling with replacement permits, a
+                # node may hold the sample since its first occurrence.
                 if self.holder[file] != PFS:
                     self._caches[self.holder[file]].used(file, upcoming)
                     continue
@@ -188,8 +188,8 @@ class _Buffers:
                     into[at] = self._caches[who].level(file)
                 continue
             # The holder's cache may have evicted this sample a moment ago, to admit another sample
-            # of this step. If this sample is not to be loaded, its holder is assumed to have used
-            # it before the eviction. So the sample counts as found in memory.
+            # of this step. Unless this sample is to be loaded, its holder is assumed to have used
+            # it before the eviction, so the sample is recorded as found in memory.
             level = self._caches[had].level(file)
             if level == MISS:
                 cls[at] = MISS if loaded[at] else STAGING + 1
