@@ -1,4 +1,4 @@
-"""Shared parts of the benchmarks: a scratch directory, a daemon, programs that run in turn."""
+"""Shared parts of the benchmarks: a scratch directory, a daemon, programs that take turns."""
 
 from __future__ import annotations
 
@@ -40,16 +40,19 @@ __all__ = [
     "write_list",
 ]
 
-# The seed of all random orders: every run, with or without the library, has the same orders.
+# The seed of all random orders, so that runs with and without the library read files in the same
+# order.
 SEED = 20221
 
 
 def wait_until(condition: Callable[[], bool], what: str, limit_s: float) -> None:
     """Polls until the condition is true. Raises TimeoutError after `limit_s` [s].
 
-    The more files there are, the more time a poll costs the daemon. So the pauses between polls
-    grow: each pause is a twentieth of the time waited so far. When the condition becomes true, the
-    function returns after at most one such pause.
+    With many files, each poll costs the daemon much time, and the wait is long. So the pauses
+    between polls grow: each pause is a twentieth of the time waited so far. When the condition
+    becomes true, the function returns after at most one such pause.
+
+    what : the awaited event, for the error's message
     """
     started = time.monotonic()
     while not condition():
@@ -61,7 +64,7 @@ def wait_until(condition: Callable[[], bool], what: str, limit_s: float) -> None
 
 @contextmanager
 def scratch(parent: Path | None) -> Iterator[Path]:
-    """Yields a new, empty directory below `parent` (default: the directory for temporary files).
+    """Yields a new, empty directory below `parent`; None means the directory for temporary files.
     Removes the new directory at the end, even if SIGTERM ends this process."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     place = Path(tempfile.mkdtemp(prefix="monarch-bench-", dir=parent)).resolve()
@@ -72,13 +75,20 @@ def scratch(parent: Path | None) -> Iterator[Path]:
 
 
 def metadata_operations(counts: Mapping[str, int]) -> int:
-    """Returns how many metadata operations a SlowSource has counted. Opens are not included."""
+    """Returns the number of metadata operations, without opens.
+
+    counts : the number of operations of each kind, as a SlowSource reports them
+    """
     data = ("open", "read", "write", "bytes_read", "bytes_written", "release", "flush")
     return sum(number for kind, number in counts.items() if kind not in data)
 
 
 def build(source: Path, directory: Path, *flags: str) -> Path:
-    """Compiles one C file and returns the program. Raises CalledProcessError if that fails."""
+    """Compiles one C file, and returns the path of the program. Raises CalledProcessError if the
+    compiler fails.
+
+    flags : more arguments for the compiler
+    """
     binary = directory / source.stem
     compiler = shlex.split(os.environ.get("CC", "cc"))
     subprocess.run([*compiler, "-O2", "-o", str(binary), str(source), *flags], check=True)
@@ -86,12 +96,12 @@ def build(source: Path, directory: Path, *flags: str) -> Path:
 
 
 def touch_memory(size: int) -> None:
-    """Touches `size` bytes of free memory, or half of what is available if that is less.
+    """Touches `size` bytes of free memory, but at most half of the available memory.
 
     A virtual machine may get a page of memory from its host only when the page is first used. This
-    first use takes about 8 us for a page of 4 KiB, several times as long as copying the page.
-    Touching the memory in advance keeps that time out of the measurement: Linux allocates the most
-    recently freed pages first, so the measured run gets the pages that were touched here.
+    first use of a page of 4 KiB takes about 8 us, several times longer than copying the page.
+    Therefore this function uses the pages before the measurement, and frees them. Linux allocates
+    the most recently freed pages first, so the measured run gets these pages.
     """
     size = min(size, psutil.virtual_memory().available // 2)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
@@ -102,11 +112,13 @@ def touch_memory(size: int) -> None:
 
 
 class Daemon:
-    """A `monarch serve` process that runs while the context lasts. It has its own directory for
+    """A `monarch serve` process that runs inside a `with` block. It has its own directory for
     shared memory, so that it does not interfere with other sessions of this user.
 
-    place : directory for the configuration and the log;  source : the dataset
-    tier : an existing directory for the copies;  quota_bytes : the quota of this tier
+    place : the directory for the configuration and the log
+    source : the dataset's directory
+    tier : an existing directory for the copies
+    quota_bytes : the quota of this tier
     settings : more keys of the configuration
     """
 
@@ -150,8 +162,8 @@ class Daemon:
         if self._process is not None:
             self._process.terminate()
             try:
-                # The daemon removes its copies one by one before it ends, so the time limit is
-                # long.
+                # The time limit is long, because the daemon removes its copies one by one before it
+                # ends.
                 self._process.wait(300)
             except subprocess.TimeoutExpired:
                 self._process.kill()
@@ -181,17 +193,19 @@ class Daemon:
         return answer
 
     def wait_scanned(self, limit_s: float) -> dict[str, Any]:
-        """Waits until the source has been scanned; returns the status."""
+        """Waits until the daemon has scanned the source. Then returns the daemon's status."""
         wait_until(lambda: bool(self.status()["scanned"]), "the scan", limit_s)
         return self.status()
 
     def wait_present(self, files: int, limit_s: float) -> None:
-        """Waits until each of the `files` files either has a copy or is known to stay at the
-        source. Raises TimeoutError, with the status, after `limit_s` [s], and RuntimeError if more
-        than one in 1000 of `files` stays at the source.
+        """Waits until the daemon has processed all files: each file has a copy, or will get none.
+        Raises TimeoutError, with the daemon's status, after `limit_s` [s]. Raises RuntimeError if
+        more than one in 1000 files gets no copy.
 
-        A few files may stay there: the Bloom filter of changed files may report a file as changed
-        although only another file on the same device was written.
+        A few files may get no copy, because the Bloom filter of changed files has false positives:
+        it may report a file as changed although only another file on the same device was written.
+
+        files : the number of files in the source
         """
 
         def settled() -> bool:
@@ -207,13 +221,13 @@ class Daemon:
             raise RuntimeError(f"files stay at the source: {bypass}")
 
     def environment(self) -> dict[str, str]:
-        """Returns the environment of a program under the library."""
+        """Returns the environment of a program that loads the library."""
         ours = {"LD_PRELOAD": str(LIBRARY), "MONARCH_CONFIG": str(self.config)}
         return plain_environment() | ours
 
     def files(self) -> tuple[list[str], list[str]]:
-        """Returns two lists for the files that have a copy, in the catalog's order: the files'
-        paths in the source, and the paths of their copies."""
+        """Returns two lists, in the order of the catalog: the source paths of all files that have a
+        copy, and the paths of their copies."""
         generation = int(self.connection.ask("where")["generation"])
         catalog = CatalogReader.open(SessionDir.of(self.config), generation)
         words = catalog.words
@@ -225,8 +239,8 @@ class Daemon:
         return logical, [f"{copies}/{copy_name(n)}" for n in word.copy(words[chosen]).tolist()]
 
     def memory(self) -> dict[str, int]:
-        """Returns the resident and proportional set size of the daemon, and its largest resident
-        size so far [bytes]."""
+        """Returns three sizes of the daemon's memory [bytes]: the resident set size, the
+        proportional set size, and the largest resident set size so far."""
         text = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
         fields = (line.split() for line in text.splitlines()[1:])
         found = {words[0].rstrip(":"): int(words[1]) * 1024 for words in fields}
@@ -236,7 +250,7 @@ class Daemon:
 
 
 def plain_environment() -> dict[str, str]:
-    """Returns this process's environment, without the variables that load the library."""
+    """Returns this process's environment without the variables that load or control the library."""
     left_out = ("LD_PRELOAD", "MONARCH_CONFIG", "MONARCH_DISABLE")
     return {k: v for k, v in os.environ.items() if k not in left_out}
 
@@ -276,7 +290,7 @@ class Child:
         self._process.stdin.flush()
 
     def hear(self) -> list[int]:
-        """Returns the answer to the line that `tell` has sent: the second half of `ask`."""
+        """Returns the answer to the line that `tell` has sent. This is the second half of `ask`."""
         assert self._process.stdout is not None
         answer = self._process.stdout.readline()
         if not answer:
@@ -305,21 +319,27 @@ class Child:
 
 
 def write_list(file: Path, paths: Sequence[str]) -> Path:
-    """Writes the file from which the C programs read paths; each path ends with a NUL."""
+    """Writes paths to a file, each with a NUL byte at its end, for the C programs. Returns
+    `file`."""
     file.write_bytes(b"".join(os.fsencode(path) + b"\0" for path in paths))
     return file
 
 
 class Asked(Protocol):
-    """Anything that answers a line with integers, such as a Child."""
+    """An object that answers a line of text with integers, such as a Child."""
 
     def ask(self, line: str) -> list[int]: ...
 
 
 def lockstep(ours: Asked, plain: Asked, lines: Iterable[str]) -> list[tuple[list[int], list[int]]]:
-    """Returns a pair (answer of `ours`, answer of `plain`) for each line except the first one. The
-    first line only warms up both programs. `ours` and `plain` take turns in answering a line first,
-    because the program that answers first changes the caches for the other."""
+    """Sends each line to both programs. Returns a pair of answers (of `ours`, of `plain`) for each
+    line except the first, which only warms up the programs. The program that answers a line first
+    changes the contents of the caches for the other program. So each program is first for every
+    second line.
+
+    ours : the program with the library
+    plain : the program without the library
+    """
     rest = iter(lines)
     first = next(rest)
     ours.ask(first)

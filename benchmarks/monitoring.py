@@ -1,9 +1,9 @@
 """``python -m benchmarks.monitoring``: the cost of monitoring a daemon with a million files.
 
-A program continuously opens files and records the number of opens over time. The benchmark compares
-the numbers in the frames of `monarch top` with this record. It then measures the cost of scraping
-metrics from the idle daemon, and the cost of recording a run on this daemon and of creating the
-report's page.
+A program continuously opens files, and records the number of opens over time. The benchmark
+compares this record with the numbers that `monarch top` shows. It then measures what it costs to
+scrape metrics from the idle daemon, to record a run with `monarch status --json --history`, and to
+create the page of `monarch report`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from benchmarks.common import Daemon, plain_environment, scratch, wait_until
 from benchmarks.numbers import Result, describe_machine, report
 from benchmarks.overhead.__main__ import SCAN_LIMIT_S_PER_FILE, make_dataset
 
-# This program opens one file after the other. When a line arrives on its standard input, it prints
-# all pairs (time, number of opens until then) and ends.
+# This program opens one file after the other. When it receives a line on its standard input, it
+# prints all recorded pairs (time, number of opens until this time), and ends.
 OPENER = """
 import json, os, select, sys, time
 root = sys.argv[1]
@@ -46,8 +46,8 @@ print(json.dumps(noted))
 """
 QUOTA_BYTES = 64 << 20
 PORT, SCRAPE_S = 19464, 5.0
-# The project's limits. TOP_SHARE, SCRAPE_SHARE: CPU time as a share of a core. LATE_S, REPORT_S:
-# times [s]. REPORT_BYTES: a size [bytes].
+# The project's limits for the measured values. TOP_SHARE and SCRAPE_SHARE are CPU times, as shares
+# of one core. LATE_S and REPORT_S are times [s]. REPORT_BYTES is the size of the page [bytes].
 TOP_SHARE, SCRAPE_SHARE, LATE_S = 0.03, 0.01, 1.0
 REPORT_S, REPORT_BYTES = 5.0, 3e6
 OPENS = re.compile(r"since the start .* of ([0-9,]+)\)")
@@ -80,7 +80,7 @@ def opener(daemon: Daemon) -> Iterator[subprocess.Popen[str]]:
 
 
 def watched(daemon: Daemon, frames: int) -> list[Result]:
-    """Measures the cost of `monarch top`, and the age of the numbers that it shows."""
+    """Measures the CPU time of `monarch top`, and the age of the numbers that it shows."""
     seen: list[tuple[float, int]] = []
     words = command("top", "-c", str(daemon.config), "-n", str(frames))
     with (
@@ -114,7 +114,7 @@ def watched(daemon: Daemon, frames: int) -> list[Result]:
 
 
 def scraped(daemon: Daemon, seconds: float) -> list[Result]:
-    """Measures what one scrape every 5 s costs the daemon."""
+    """Measures how much CPU time one scrape of the metrics every 5 s costs the daemon."""
 
     def used(scrapes: bool) -> float:
         began, cpu = time.monotonic(), cpu_s(daemon.process)
@@ -152,7 +152,7 @@ def timed(words: list[str], output: Path) -> tuple[float, float, float]:
 
 
 def reported(daemon: Daemon, place: Path) -> list[Result]:
-    """Measures the cost of recording a run, and of creating its page."""
+    """Measures the cost of recording a run, and of creating the report's page."""
     recorded, page = place / "run.json", place / "report.html"
     before = cpu_s(daemon.process)
     wrote = timed(command("status", "-c", str(daemon.config), "--json", "--history"), recorded)
@@ -175,7 +175,7 @@ def reported(daemon: Daemon, place: Path) -> list[Result]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.monitoring", description=__doc__)
     parser.add_argument("--files", type=int, default=1_000_000)
-    parser.add_argument("--seconds", type=int, default=30, help="of each measurement")
+    parser.add_argument("--seconds", type=int, default=30, help="length of each measurement")
     parser.add_argument("--dir", type=Path, default="/dev/shm", help="where the dataset is made")
     parser.add_argument("--json", type=Path, help="write the JSON here, not to standard output")
     parser.add_argument("--check", action="store_true", help="exit status 1 if a limit is missed")

@@ -1,9 +1,9 @@
 """Computes ratios of paired rounds and their spread, describes the machine, and prints the report.
 
-If others use the machine too, its speed changes all the time. So the times of two separate runs are
-not compared. Instead, the processes of both variants exist during the whole measurement, and short
-rounds of the two variants alternate. Each pair of rounds gives one ratio, and the report contains
-the median of the ratios and their spread.
+If others use the machine too, its speed changes all the time. So two separate runs cannot be
+compared. Instead, the processes of both variants (with and without Monarch) run during the whole
+measurement, and short rounds of the two variants alternate. Each pair of rounds gives one ratio.
+The report contains the median of the ratios and their spread.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ class Result:
     """One line of the table.
 
     value : the measured value, in `unit`; for a paired measurement, the median of the ratios
-    limit : the largest allowed value, or the smallest if `is_least`; None for no limit
-    ci95 : in a result of `paired`, bounds of the median with 95 % confidence, valid for any
-        distribution; in other results, the smallest and the largest value
-    quartiles : the quartiles of the rounds
+    limit : the largest allowed value, or, if `is_least` is true, the smallest allowed value; None
+        for no limit
+    ci95 : in a result of `paired`, an interval that contains the median with 95 % confidence, for
+        any distribution; in other results, the smallest and the largest value
+    quartiles : the lower and the upper quartile of the rounds
     wall : if `value` is a ratio of CPU times, the corresponding ratio of wall times
-    with_library, without : median times of one operation [ns], for orientation only, because they
-        depend on the machine
+    with_library, without : the median times of one operation with and without the library [ns].
+        They depend on the machine, so they have no limits
     """
 
     name: str
@@ -63,9 +64,9 @@ class Result:
 
 
 def median_bounds(values: Sequence[float]) -> tuple[float, float]:
-    """Returns two of the n values. They enclose the median with 95 % confidence. Among the sorted
-    values, the positions of the two are n/2 -+ 0.98 sqrt(n) (normal approximation of the binomial
-    distribution)."""
+    """Returns two of the n values, between which the median lies with 95 % confidence. In the
+    sorted list of values, their positions are n/2 - 0.98 sqrt(n) and n/2 + 0.98 sqrt(n), from the
+    normal approximation of the binomial distribution."""
     ordered, half = sorted(values), 0.98 * math.sqrt(len(values))
     low = max(0, math.floor(len(ordered) / 2 - half))
     high = min(len(ordered) - 1, math.ceil(len(ordered) / 2 + half) - 1)
@@ -83,11 +84,12 @@ def paired(
     difference_in: str | None = None,
 ) -> Result:
     """Returns the result of a paired measurement. Its value is the median of the ratios. If
-    `difference_in` is a unit ("us" or "ms"), the value is instead the median of the differences per
-    operation.
+    `difference_in` is a unit ("us" or "ms"), the value is the median of the differences per
+    operation instead.
 
-    pairs : (time with, time without) of each round [ns]
-    wall : the wall times, if `pairs` are CPU times
+    pairs : for each round, the times with and without the library [ns]
+    operations : the number of operations in a round
+    wall : if `pairs` are CPU times, the wall times in the same form
     """
     if difference_in is None:
         values = [ours / plain for ours, plain in pairs]
@@ -150,8 +152,8 @@ def _row(result: Result, width: int) -> str:
 
 
 def report(document: dict[str, Any], results: Sequence[Result], json_file: Path | None) -> bool:
-    """Prints the table to standard error and the JSON to standard output, or to a file. Returns
-    whether every limit is met."""
+    """Prints the table to standard error. Writes the JSON to `json_file`, or to standard output if
+    `json_file` is None. Returns whether every limit is met."""
     width = max((len(result.what) for result in results), default=0)
     head = f"{'':<{width}} {'median':>12} {'unit':<6} {'95 % bounds':<20} {'limit':<12}"
     sys.stderr.write("\n".join([head, *(_row(result, width) for result in results)]) + "\n")

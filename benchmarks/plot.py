@@ -1,8 +1,8 @@
-"""``python -m benchmarks.plot FILE... [--out DIRECTORY]``: pictures of the benchmarks' JSON.
+"""``python -m benchmarks.plot FILE... [--out DIRECTORY]``: draws pictures of benchmark results.
 
-Each FILE is the output of benchmarks.overhead, benchmarks.epochs, benchmarks.first_epoch, or of
-schedules, groups, staged or products in benchmarks.loaders. The picture is DIRECTORY/<name of the
-benchmark>.png. Needs matplotlib.
+Each FILE is the JSON output of benchmarks.overhead, benchmarks.epochs or benchmarks.first_epoch, or
+of schedules, groups, staged or products in benchmarks.loaders. The picture is
+DIRECTORY/<name of the benchmark>.png. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def draw_overhead(document: dict[str, Any], axes: Any) -> None:
 
 
 def draw_epochs(document: dict[str, Any], axes: Any) -> None:
-    """Draws a bar for each epoch: its time, labelled with the operations at the source."""
+    """Draws a bar for each epoch. Its height is the time of the epoch. The text above it shows how
+    many operations and bytes the source received."""
     rows = document["epochs"]
     colours = [PLAIN, *[OURS] * (len(rows) - 1)]
     axes.bar(range(len(rows)), [row["seconds"] for row in rows], color=colours, width=0.6)
@@ -71,7 +72,8 @@ def draw_first_epoch(document: dict[str, Any], axes: Any) -> None:
     """Draws the readers' throughput during the first epoch, with the library and without."""
     span = document["span_s"]
     for (what, counts), colour in zip(document["curves"].items(), (OURS, PLAIN), strict=True):
-        # Each point is the mean of four spans of time: a single span has too few reads of 256 KiB.
+        # Each point is the mean of four spans of time, because a single span has too few reads (of
+        # 256 KiB each) for a smooth curve.
         sums = [sum(counts[at : at + 4]) / 4 for at in range(len(counts))]
         times = [(at + 2) * span for at in range(len(counts))]
         axes.plot(times, [each / span / 1e6 for each in sums], color=colour, label=what)
@@ -85,8 +87,8 @@ def draw_first_epoch(document: dict[str, Any], axes: Any) -> None:
 
 
 def draw_schedules(document: dict[str, Any], panels: Any) -> None:
-    """Draws, for each sampler, the share of samples that come from other nodes, and the differences
-    between the ranks' loads."""
+    """Draws two panels: for each sampler, the share of samples that come from other nodes; and the
+    difference between the loads of a step's busiest and least busy ranks."""
     values = {row["name"]: row for row in document["results"]}
     left, right = panels
     names = ["DistributedSampler", "LocalFirstSampler", "SolarSampler"]
@@ -109,8 +111,8 @@ def draw_schedules(document: dict[str, Any], panels: Any) -> None:
 
 
 def draw_groups(document: dict[str, Any], panels: Any) -> None:
-    """Draws how long reading, computing and waiting take per group. Each source has its own
-    panel."""
+    """Draws how long reading, computing and waiting take per group of samples. Each source has its
+    own panel."""
     for axes, (source, cases) in zip(panels, document["group_s"].items(), strict=True):
         colours = {"reading": PLAIN, "computing": OURS, "waiting": MISSED}
         for at, (what, colour) in enumerate(colours.items()):
@@ -125,7 +127,7 @@ def draw_groups(document: dict[str, Any], panels: Any) -> None:
 
 
 def draw_staged(document: dict[str, Any], axes: Any) -> None:
-    """Draws the processor time per sample in both loaders."""
+    """Draws the processor time per sample in DataLoader and in StagedLoader."""
     (row,) = (row for row in document["results"] if row["name"] == "cpu")
     values = [row["without"] / 1e3, row["with_library"] / 1e3]
     bars = axes.barh(["DataLoader", "StagedLoader"], values, color=[PLAIN, OURS], height=0.5)
@@ -137,8 +139,8 @@ def draw_staged(document: dict[str, Any], axes: Any) -> None:
 
 
 def draw_products(document: dict[str, Any], panels: Any) -> None:
-    """Draws two panels: the time of both epochs on the slow source, relative to PyTorch's
-    DataLoader, and the processor time per sample for samples in memory."""
+    """Draws two panels. The first shows the times of both epochs on the slow source, relative to
+    PyTorch's DataLoader. The second shows the processor time per sample for samples in memory."""
     values = {row["name"]: row["value"] for row in document["results"]}
     slow, present = document["runs"]
     names, (left, right) = list(document["runs"][slow]), panels

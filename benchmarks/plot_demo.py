@@ -2,7 +2,8 @@
 
     python -m benchmarks.plot_demo [docs/img/demo.svg]
 
-Prints the numbers as JSON. Needs matplotlib. Also needs FUSE: without it, the demo counts nothing.
+Prints the numbers as JSON. Needs matplotlib. Also needs FUSE, because the demo cannot count
+operations without it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Row:
 
 
 def run_demo() -> list[Row]:
-    """Runs the demo. Raises SystemExit if it fails or cannot count the source's operations."""
+    """Runs the demo, and returns its table. Raises SystemExit if the demo fails, or if it cannot
+    count the operations at the source."""
     command = [sys.executable, "-m", "monarch_py", "demo"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
@@ -48,14 +50,14 @@ def run_demo() -> list[Row]:
 
 
 def draw(rows: list[Row], picture: Path) -> None:
-    """Draws two panels of paired bars, one pair per epoch."""
+    """Draws two panels. For each epoch, a panel has two bars: without and with Monarch."""
     import matplotlib
 
     matplotlib.use("svg")
     from matplotlib import pyplot as plt
 
-    # With a fixed salt, the same numbers give the same file, so a new picture appears in a diff
-    # only if its numbers have changed.
+    # Matplotlib uses the salt for the ids in the SVG file. With a fixed salt, the same numbers give
+    # the same file. So the file changes in git only if the numbers change.
     plt.rcParams.update({"svg.hashsalt": "monarch", "font.size": 11, "text.color": INK})
     panels = [
         ("Seconds per epoch", "seconds", "{:.2f}"),
@@ -76,7 +78,7 @@ def draw(rows: list[Row], picture: Path) -> None:
         axis.spines[["top", "left", "right"]].set_visible(False)
         axis.spines["bottom"].set_color(PALE)
         axis.margins(y=0.12)
-    # The legend stands below the bars, where it covers no number.
+    # Put the legend below the bars, so that it covers no number.
     axes[0].legend(frameon=False, loc="upper left", bbox_to_anchor=(0, -0.1), ncols=2, fontsize=10)
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, metadata={"Date": None})

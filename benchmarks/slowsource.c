@@ -1,19 +1,19 @@
-/* slowsource: shows a directory through a slow, counting, failing file system.
+/* slowsource: mounts a directory as a file system that is slow, counts operations, and can fail.
  *
  *     slowsource BACKING CONTROL MOUNTPOINT [-o option,...]
  *     slowsource --layout
  *
- * The program passes every call on to BACKING (FUSE, low-level interface) and takes the place of a
- * parallel file system in tests, benchmarks and the demo. All readers and writers share one
- * bandwidth, each kind of operation has a latency, every operation can be made to fail, and all
- * operations and bytes are counted. Settings and counters are in the file CONTROL, which the
- * program maps, so that changes take effect at once. The file is a struct of 64-bit words in native
- * byte order; `--layout` prints the names and offsets of the words.
+ * The program mounts a FUSE file system at MOUNTPOINT, and passes every call on to the directory
+ * BACKING. Tests, benchmarks and the demo use it in place of a parallel file system. All readers
+ * and writers share one bandwidth. Each kind of operation has a latency. All operations can be made
+ * to fail. All operations and bytes are counted. The settings and counters are in the file CONTROL,
+ * which the program maps, so that changes take effect at once. The file is a struct of 64-bit words
+ * in native byte order; `--layout` prints the names and offsets of the words.
  *
  * Options besides libfuse's own:
  *
- *     keep_pages            the kernel keeps a file's pages from one open to the next
- *     direct                the kernel keeps no pages
+ *     keep_pages            the kernel keeps a file's cached pages from one open to the next
+ *     direct                the kernel caches no pages
  *     attr_timeout=SECONDS  how long the kernel may trust names and attributes; 1 by default
  *     link=FILE             all mounts that name this file share one link, each at its own rate,
  *                           like several clients of one server
@@ -21,11 +21,11 @@
  *     until_eof             the program unmounts and ends when standard input ends, for example
  *                           because the process at the other end of the pipe was killed
  *
- * The low-level interface is used because, with FUSE's path-based interface, fstat() of an unlinked
- * open file would fail, and two hard links would appear as two files. With the low-level interface,
- * the program needs an O_PATH descriptor for every file that the kernel has cached, so
- * RLIMIT_NOFILE limits the number of these files. Needs /proc. O_TMPFILE is refused, as by many
- * file systems. File locks never reach this program: the kernel handles them.
+ * The program uses FUSE's low-level interface. With the path-based interface, fstat() of an
+ * unlinked open file would fail, and two hard links would appear as two files. With the low-level
+ * interface, the program needs an O_PATH descriptor for every file that the kernel has cached, so
+ * RLIMIT_NOFILE limits the number of these files. The program needs /proc. Like many file systems,
+ * it refuses O_TMPFILE. File locks never reach this program, because the kernel handles them.
  *
  *     cc -O2 -o slowsource slowsource.c $(pkg-config --cflags --libs fuse3) -pthread
  */
@@ -60,8 +60,9 @@
 #include "slowsource_control.h"
 #include "slowsource_names.h"
 
-/* How many operations can wait for their latency at the same time. Each of them occupies a thread.
- * libfuse's own loop has at most ten threads, too few for the loaders of a training job. */
+/* The number of operations that can wait for their latency at the same time. Each waiting operation
+ * occupies a thread. libfuse's own loop has at most ten threads, which are too few for the loaders
+ * of a training job. */
 #define THREADS 64
 /* The largest read [bytes], as in many network file systems. libfuse 3.14 needs the same number in
  * init() and as a mount option; if one of them is missing, libfuse exits without a message. */
@@ -76,8 +77,8 @@ static struct options {
 
 /* ---- files ---- */
 
-/* Two flags are not passed on to BACKING. O_NOFOLLOW: the kernel has already followed the links.
- * O_DIRECT: the buffers of this program are not aligned. */
+/* The flags for the open in BACKING. O_NOFOLLOW is removed, because the kernel has already followed
+ * the links. O_DIRECT is removed, because the buffers of this program are not aligned. */
 #define OPEN_FLAGS(fi) (((fi)->flags & ~(O_NOFOLLOW | O_DIRECT)) | O_CLOEXEC)
 
 static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi) {
@@ -89,8 +90,8 @@ static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi) {
     fi->fh = (uint64_t)fd;
     fi->keep_cache = options.keep_pages;
     fi->direct_io = options.direct;
-    /* ENOENT: the process that opened the file was killed before this reply, so no release will
-     * follow. */
+    /* ENOENT means that the process that opened the file was killed before this reply. Then the
+     * kernel sends no release for the descriptor. */
     if (fuse_reply_open(req, fi) == -ENOENT)
         close(fd);
 }
@@ -143,7 +144,8 @@ static void op_write(fuse_req_t req, fuse_ino_t ino, const char *bytes, size_t s
     fuse_reply_write(req, (size_t)n);
 }
 
-/* The kernel ignores an error of a release, so the descriptor is closed in any case. */
+/* Closes the descriptor even if the operation is made to fail, because the kernel ignores errors of
+ * a release. */
 static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi) {
     close((int)fi->fh);
     if (!refused(req, k_release))
@@ -156,8 +158,9 @@ static void op_fsync(fuse_req_t req, fuse_ino_t ino, int data_only, struct fuse_
     done(req, data_only ? fdatasync((int)fi->fh) : fsync((int)fi->fh));
 }
 
-/* With the option `flush`, each close of a descriptor sends a flush request and waits for the
- * answer. The request is counted and delayed like an fsync, but writes nothing to the disk. */
+/* Used only with the option `flush`. Then each close of a descriptor sends a flush request, and
+ * waits for the answer. The request is counted and delayed like an fsync, but writes nothing to the
+ * disk. */
 static void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi) {
     if (!refused(req, k_fsync))
         fuse_reply_err(req, 0);
@@ -198,8 +201,8 @@ static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
         closedir(dir);
 }
 
-/* Seeks in every call, because a name that did not fit into the last answer has been read from the
- * stream already. */
+/* Seeks to `offset` in every call, because the previous call may have read a name from the stream
+ * that did not fit into its answer. */
 static void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
                        struct fuse_file_info *fi) {
     char names[32768];
@@ -298,7 +301,8 @@ static void die(const char *what) {
     exit(1);
 }
 
-/* The file is emptied first, so that settings of an earlier run are dropped. */
+/* Creates and maps the file CONTROL. Empties the file first, so that no settings of an earlier run
+ * remain. */
 static void map_control(const char *path) {
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (fd == -1 || ftruncate(fd, 0) == -1 || ftruncate(fd, sizeof *control) == -1)
@@ -322,8 +326,8 @@ static void share_link(const char *path) {
     close(fd);
 }
 
-/* Raises the limit on descriptors as far as allowed. Root may exceed the hard limit, which some
- * containers set as low as 20,000. */
+/* Raises the limit on descriptors as far as allowed. Root may also raise the hard limit, which is
+ * only 20,000 in some containers. */
 static void raise_descriptor_limit(void) {
     struct rlimit most = {1048576, 1048576}, allowed;
     if (setrlimit(RLIMIT_NOFILE, &most) == 0 || getrlimit(RLIMIT_NOFILE, &allowed) == -1)
@@ -356,10 +360,10 @@ static void *watch_stdin(void *unused) {
 }
 
 #if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 14)
-/* Parallel file systems look up many names of the same directory at once. libfuse 3.14 has an
- * option for this (FUSE_CAP_PARALLEL_DIROPS), but does not pass the option's flag to the kernel,
- * which then looks up one name after the other. So this function adds the flag to the first answer,
- * which is the answer to FUSE_INIT. */
+/* Sends an answer to the kernel, and adds a flag to the first answer, which is the answer to
+ * FUSE_INIT. With this flag, the kernel looks up many names of the same directory at the same time,
+ * like the client of a parallel file system. libfuse 3.14 has an option for this
+ * (FUSE_CAP_PARALLEL_DIROPS), but does not send the flag to the kernel. */
 static ssize_t answer(int fd, struct iovec *parts, int count, void *user) {
     static atomic_flag is_initialised = ATOMIC_FLAG_INIT;
     if (!atomic_flag_test_and_set(&is_initialised) && count == 2 &&
@@ -381,9 +385,9 @@ static void look_up_in_parallel(struct fuse_session *session) {
 static void look_up_in_parallel(struct fuse_session *session) {}
 #endif
 
-/* Starts the threads, then waits for an event that ends the program: an unmount, SIGTERM, SIGINT,
- * SIGHUP or the end of standard input. Each of these events reaches sigwait as a signal. Requests
- * in progress are dropped when the connection to the kernel ends. */
+/* Starts the threads, and waits for a signal that ends the program: SIGTERM, SIGINT or SIGHUP. The
+ * threads send SIGTERM after an unmount, and at the end of standard input. Requests in progress are
+ * dropped when the connection to the kernel ends. */
 static void run(struct fuse_session *session) {
     sigset_t ends;
     int signal_number;

@@ -1,9 +1,9 @@
 /* slowsource: the control file, and the effect of its settings on operations. slowsource.c includes
  * this file, and also the headers that this file needs. */
 
-/* The kinds of operations. `getattr` includes lookups. `release` stands for the release of files
- * and of directories. `other` stands for everything else: changes of names and attributes, links,
- * extended attributes, statfs, opendir, lseek for holes, fallocate. */
+/* The kinds of operations. `getattr` includes lookups. `release` includes releases of files and of
+ * directories. `other` includes all operations that have no kind of their own: changes of names and
+ * attributes, links, extended attributes, statfs, opendir, lseek for holes, fallocate. */
 #define KINDS(X) \
     X(getattr) X(open) X(create) X(read) X(write) X(readdir) X(release) X(fsync) X(other)
 #define X(name) k_##name,
@@ -18,9 +18,9 @@ struct control {
     uint64_t magic, version;
     _Atomic uint64_t ready; /* 1 as soon as the kernel has sent the first request */
     _Atomic uint64_t rate;  /* rate of the link [bytes/s]; 0: no limit */
-    _Atomic uint64_t fail;  /* errno with which every operation fails; 0: none fails */
-    /* latency of each kind of operation; a change also applies to operations that are already
-     * waiting */
+    _Atomic uint64_t fail;  /* errno with which every operation fails; 0: no operation fails */
+    /* The latency of each kind of operation. A change also applies to operations that are already
+     * waiting. */
     _Atomic uint64_t latency_ns[N_KINDS];
     _Atomic uint64_t count[N_KINDS];
     _Atomic uint64_t bytes_read, bytes_written;
@@ -28,8 +28,8 @@ struct control {
 static_assert(sizeof(struct control) == (7 + 2 * N_KINDS) * 8, "bump CONTROL_VERSION");
 
 static struct control *control;
-/* *link_free_ns is the time at which the link is free again [ns]. If several mounts share the link,
- * the time is stored in a file that they all map; otherwise it is stored in own_link. */
+/* *link_free_ns is the time at which the link becomes free [ns]. If several mounts share the link,
+ * this time is stored in a file that all of them map. Otherwise, it is stored in own_link. */
 static _Atomic uint64_t own_link, *link_free_ns = &own_link;
 
 static uint64_t now_ns(void) {
@@ -44,7 +44,8 @@ static void sleep_until(uint64_t when_ns) {
     }
 }
 
-/* Waits in steps of 10 ms, so that a wait of minutes ends soon after the latency is reduced. */
+/* Waits for the latency of an operation. Waits in steps of 10 ms, so that even a wait of minutes
+ * ends soon after the latency is reduced. */
 static void wait_latency(enum kind kind) {
     uint64_t start = now_ns(), now = start;
     for (;;) {
@@ -56,8 +57,8 @@ static void wait_latency(enum kind kind) {
     }
 }
 
-/* Sends n bytes over the shared link, in pieces of about 10 ms, so that waiting readers take turns
- * and a new rate takes effect soon. Bytes requested past the end of a file take no time. */
+/* Waits as long as n bytes need on the shared link. Waits for pieces of about 10 ms, so that
+ * waiting readers take turns and a new rate takes effect soon. */
 static void wait_link(uint64_t n) {
     while (n) {
         uint64_t rate = control->rate, piece = rate / 100 > 512 ? rate / 100 : 512;
@@ -74,8 +75,8 @@ static void wait_link(uint64_t n) {
     }
 }
 
-/* Counts the operation and waits for its latency. Then, if control->fail is set, replies to the
- * request with this error and returns 1; otherwise returns 0. */
+/* Counts an operation and waits for its latency. If control->fail is an error, then replies to the
+ * request with this error and returns 1. Otherwise returns 0. */
 static int refused(fuse_req_t req, enum kind kind) {
     control->count[kind]++;
     wait_latency(kind);

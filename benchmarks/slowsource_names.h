@@ -1,9 +1,9 @@
 /* slowsource: the files that the kernel has cached, and operations on names and attributes.
- * Included by slowsource.c, which includes the headers that this one needs. */
+ * slowsource.c includes this file, and also the headers that this file needs. */
 
-/* One file of BACKING that the kernel has cached. The address of the struct is the node number.
- * `fd` (O_PATH) keeps the backing inode in use, so that (dev, ino) cannot be reused for another
- * file. */
+/* One file of BACKING that the kernel has cached. The address of the struct is the node number that
+ * FUSE uses. `fd` is an O_PATH descriptor. It keeps the inode in BACKING in use, so that no other
+ * file can get the same (dev, ino). */
 struct inode {
     struct inode *next;
     uint64_t lookups;
@@ -19,10 +19,11 @@ static struct inode *buckets[BUCKETS];
 static pthread_mutex_t inodes_lock = PTHREAD_MUTEX_INITIALIZER;
 static double attr_timeout_s;
 
-/* Replies with the result of a system call that returns -1 and sets errno on failure. */
+/* Replies to a request with the result of a system call. The call has returned -1 and set errno if
+ * it failed. */
 static void done(fuse_req_t req, long result) { fuse_reply_err(req, result == -1 ? errno : 0); }
 
-/* If `result` is -1, replies with errno and returns 1; otherwise returns 0. */
+/* If `result` is -1, replies to the request with errno and returns 1. Otherwise returns 0. */
 static int failed(fuse_req_t req, long result) {
     return result == -1 ? (fuse_reply_err(req, errno), 1) : 0;
 }
@@ -31,8 +32,9 @@ static struct inode *node(fuse_ino_t ino) {
     return ino == FUSE_ROOT_ID ? &root : (struct inode *)(uintptr_t)ino;
 }
 
-/* Returns the name in /proc of the inode's descriptor. Calls such as open, chmod and getxattr
- * accept this name, but not the descriptor itself, because it is an O_PATH descriptor. */
+/* Returns a path in /proc that refers to the inode's descriptor. Calls such as open, chmod and
+ * getxattr accept this path. They do not accept the descriptor itself, because it is an O_PATH
+ * descriptor. */
 struct proc_name {
     char s[32];
 };
@@ -42,7 +44,8 @@ static struct proc_name proc_name(fuse_ino_t ino) {
     return p;
 }
 
-/* Returns the existing inode or a new one, and takes ownership of `fd`. NULL: out of memory. */
+/* Returns the struct inode of a file, and creates it if there is none. Returns NULL if there is no
+ * memory. The caller must not use or close `fd` afterwards. */
 static struct inode *remember(const struct stat *st, int fd) {
     struct inode **bucket = &buckets[(st->st_ino ^ st->st_dev * 31) % BUCKETS], *i;
     pthread_mutex_lock(&inodes_lock);
@@ -94,7 +97,7 @@ static int find(fuse_ino_t parent, const char *name, struct fuse_entry_param *e)
     return e->ino ? 0 : ENOMEM;
 }
 
-/* Replies with the entry of a name, or with errno if `result` is -1. */
+/* Replies with the directory entry of `name`, or with errno if `result` is -1. */
 static void entry(fuse_req_t req, long result, fuse_ino_t parent, const char *name) {
     struct fuse_entry_param e;
     int error = result == -1 ? errno : find(parent, name, &e);
@@ -104,11 +107,12 @@ static void entry(fuse_req_t req, long result, fuse_ino_t parent, const char *na
         fuse_reply_entry(req, &e);
 }
 
-/* If this program runs as root, these two functions surround each call that creates a file. The new
- * file then belongs to the caller, the process that sent the request. Its group is the caller's
- * group. But if the directory is set-group-id, the kernel itself gives the file the directory's
- * group. setfsuid could set the owner too. But then the call would fail in a directory that the
- * caller may write to only through a supplementary group. */
+/* as_caller is called before each call that creates a file, and give_to_caller after it. They have
+ * an effect only if this program runs as root. The new file then gets the owner and the group of
+ * the caller, the process that sent the request. If the directory is set-group-id, the kernel gives
+ * the file the group of the directory instead. as_caller does not set the owner with setfsuid,
+ * because the call would then fail in a directory that the caller may write to only through a
+ * supplementary group. */
 static void as_caller(fuse_req_t req) {
     if (geteuid() == 0)
         setfsgid(fuse_req_ctx(req)->gid);
@@ -162,7 +166,8 @@ static struct timespec time_to_set(int set, int now, struct timespec t) {
     return set ? t : (struct timespec){0, UTIME_OMIT};
 }
 
-/* The owner is set first, because chown clears set-user-id bits that the request may set. */
+/* Sets the attributes that `set` names. Sets the owner first, because chown clears set-user-id
+ * bits, which the request may set. */
 static int set_attributes(fuse_ino_t ino, const struct stat *a, int set,
                           struct fuse_file_info *fi) {
     const struct proc_name name = proc_name(ino);
@@ -248,8 +253,8 @@ static void op_rmdir(fuse_req_t req, fuse_ino_t dir, const char *name) {
         done(req, unlinkat(node(dir)->fd, name, AT_REMOVEDIR));
 }
 
-/* Calls renameat2 by its number, because the oldest C libraries for which this program is built
- * have no function for it. */
+/* Calls renameat2 by its number, because the oldest C libraries that this program supports have no
+ * function renameat2. */
 static void op_rename(fuse_req_t req, fuse_ino_t from, const char *name, fuse_ino_t to,
                       const char *new_name, unsigned flags) {
     if (refused(req, k_other))
@@ -267,7 +272,8 @@ static void op_statfs(fuse_req_t req, fuse_ino_t ino) {
 
 /* ---- extended attributes ---- */
 
-/* Replies with the n bytes of `value`, or with n if only the size was requested (size 0). */
+/* Replies with the n bytes of `value`. If `size` is 0, the request asks only for the number of
+ * bytes, and the reply is n. */
 static void reply_value(fuse_req_t req, ssize_t n, const char *value, size_t size) {
     if (n == -1)
         fuse_reply_err(req, errno);

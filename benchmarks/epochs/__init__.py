@@ -1,1 +1,1 @@
-"""Measures complete epochs: the first one on a slow source, the later ones from the copies."""
+"""Measures complete epochs: the first reads from a slow source, the later ones from the copies."""

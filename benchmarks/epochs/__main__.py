@@ -1,15 +1,14 @@
-"""``python -m benchmarks.epochs``: epochs of a dataset behind a slow file system that counts
-operations.
+"""``python -m benchmarks.epochs``: epochs of a dataset on a slow source that counts operations.
 
-The dataset is first read without the library, then under it. Epoch 1 under the library reads the
-source while the daemon makes copies; the later epochs read the copies. Each later epoch is paired
-with an epoch that reads the copies without the library. Then the names and attributes of a tree of
-small files are read, epoch after epoch (metadata.py). The slow source, which needs FUSE, counts the
-operations that reach it.
+The benchmark first runs one epoch without the library. Then it runs epochs with the library. In
+epoch 1 with the library, the program reads the source, and the daemon makes copies. In the later
+epochs, the program reads the copies. Each later epoch is paired with an epoch that reads the copies
+without the library. In a second part, epochs read only the names and attributes of a tree of small
+files (metadata.py). The slow source counts the operations that reach it. It needs FUSE.
 
-Later epochs are compared by their CPU times, which other users of the machine do not affect. This
-is possible because the copies are in the page cache, so no thread waits. Wall times are reported as
-well.
+The later epochs are compared by their CPU times, which depend less on other users of the machine
+than wall times do. This is possible because the copies are in the page cache, so no thread waits.
+Wall times are reported too.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def make_dataset(root: Path, files: int, size: int) -> None:
 
 
 class Epochs:
-    """The measurements. Each of them adds objects to `results`."""
+    """The measurements. Each measurement adds Result objects to `results`."""
 
     def __init__(self, args: argparse.Namespace, place: Path, tier: Path, slow: SlowSource) -> None:
         self.args, self.place, self.tier, self.slow = args, place, tier, slow
@@ -88,7 +87,10 @@ class Epochs:
         return [self.reader, listed, self.args.threads, BLOCK]
 
     def _checked(self, answer: list[int]) -> float:
-        """Returns the time of a complete epoch [s]. Raises RuntimeError for an incomplete one."""
+        """Returns the wall time of an epoch [s]. Raises RuntimeError if the epoch is incomplete.
+
+        answer : the numbers that reader.c has printed
+        """
         nanoseconds, _, read, failed = answer
         if failed or read != self.bytes:
             raise RuntimeError(f"an epoch read {read} of {self.bytes} bytes, {failed} files failed")
@@ -106,9 +108,10 @@ class Epochs:
         daemon.wait_present(self.args.files, 60 + 4 * self.bytes / (self.args.rate * 1e6))
 
     def _later(self, daemon: Daemon, ours: Child) -> None:
-        """Measures epochs that read the copies through the library. Each is paired with an epoch
-        that reads the copies without the library. Also counts the operations that reach the source.
-        Locks are not counted, because the kernel itself handles locks on this source's files."""
+        """Measures epochs that read the copies through the library. Each of these epochs is paired
+        with an epoch that reads the copies without the library. Also counts the operations that
+        reach the source. Locks are not counted, because the kernel handles locks on the files of
+        this source without a request to the source."""
         _, copies = daemon.files()
         listed = write_list(self.place / "copies.list", copies)
         before = [self.slow.counts()]
@@ -153,10 +156,10 @@ class Epochs:
         counts : for each epoch from 2 on, a running total: the number of operations of each kind
             from the start of epoch 2 to the end of this epoch
 
-        Requests for attributes are judged by the median epoch, for two reasons. An epoch in which
-        the library revalidates the files makes as many requests as there are files. And the daemon
-        has the source's root open, so any process that examines all descriptors of the machine
-        requests the attributes of this directory.
+        For requests for attributes, the result is the median epoch, for two reasons. First, an
+        epoch in which the library revalidates the files makes as many requests as there are files.
+        Second, the daemon has opened the root directory of the source, so any process that examines
+        all descriptors on the machine requests the attributes of this directory.
         """
         others = sum(n for kind, n in total.items() if kind not in ("getattr", *BYTES))
         asked = [after["getattr"] - before["getattr"] for before, after in pairwise(counts)]
@@ -229,9 +232,9 @@ def metadata(
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.epochs", description=__doc__)
     parser.add_argument("--files", type=int, default=64, help="files of the dataset")
-    parser.add_argument("--file-mib", type=int, default=8, help="size of each [MiB]")
+    parser.add_argument("--file-mib", type=int, default=8, help="size of a file [MiB]")
     parser.add_argument("--rate", type=float, default=200, help="speed of the source [MB/s]")
-    parser.add_argument("--threads", type=int, default=8, help="readers")
+    parser.add_argument("--threads", type=int, default=8, help="reading threads")
     parser.add_argument("--rounds", type=int, default=150, help="later epochs that are compared")
     parser.add_argument(
         "--only", choices=["content", "metadata"], help="run only this half of the benchmark"

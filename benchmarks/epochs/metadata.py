@@ -1,7 +1,8 @@
-"""Counts the operations on names and attributes that reach the source once everything is copied.
+"""Counts operations on names and attributes that reach the source when all files have copies.
 
-A tree of small files, typical of image datasets, lies behind the counting source. A Python program
-under the library accesses it in every way that training programs do, epoch after epoch.
+The dataset is a tree of small files, as in image datasets. The source counts operations. In each
+epoch, a Python program with the preload library accesses the names and attributes of the dataset in
+the ways in which training programs do (walker.py).
 """
 
 from __future__ import annotations
@@ -24,22 +25,23 @@ __all__ = ["count_metadata", "make_tree"]
 WALKER = Path(__file__).with_name("walker.py")
 CLASSES, FILES_A_CLASS, FILE_BYTES = 10, 50, 4096
 QUOTA_BYTES = 64 << 20
-# The age [s] from which a directory's times are trusted. A younger directory may still change
-# without a new timestamp.
+# Monarch trusts the timestamps of a directory only if the directory has not changed for this long
+# [s]. A directory that has just changed could change again without a new timestamp.
 SETTLED_S = 4.0
 LIMIT_S = 60.0
-# How long [s] listings rely on an earlier check of a directory. The benchmark waits this long
-# before each epoch, so that no earlier check is still valid when the epoch starts.
+# How long [s] the library relies on an earlier check of a directory when it lists the directory.
+# The benchmark waits this long before each epoch, so that each epoch checks the directories again.
 LOOK_S = 1.0
-# The limit on operations under the library, as a share of those without it. Under the library, the
-# kernel still sends a few operations for each directory and its parents, but none for files.
+# The limit on operations at the source with the library, as a share of those without the library.
+# With the library, the kernel sends a few operations for each directory and its parents, but none
+# for files.
 SHARE = 0.01
 BYTES = ("bytes_read", "bytes_written")
 
 
 def make_tree(root: Path) -> int:
-    """Writes the tree, and waits until the times of its directories are trusted. Returns the number
-    of its files."""
+    """Writes the tree, and waits until Monarch trusts the timestamps of its directories. Returns
+    the number of its files."""
     for number in range(CLASSES):
         directory = root / "train" / f"class{number:02d}"
         directory.mkdir(parents=True)
@@ -57,8 +59,8 @@ def _walker(slow: SlowSource, environment: dict[str, str]) -> Child:
 
 
 def _epoch(walker: Child, slow: SlowSource) -> tuple[list[int], dict[str, Counter[str]]]:
-    """Runs one epoch. Returns how many items each step found, and for each step, how many
-    operations of each kind reached the source."""
+    """Runs one epoch. Returns the number of items that each step found. Also returns, for each
+    step, the number of operations of each kind that reached the source."""
     met, reached = [], {}
     for step in STEPS:
         before = Counter(slow.counts())
@@ -71,10 +73,11 @@ def _epoch(walker: Child, slow: SlowSource) -> tuple[list[int], dict[str, Counte
 def count_metadata(
     slow: SlowSource, place: Path, tier: Path, files: int, epochs: int
 ) -> tuple[Result, dict[str, Any]]:
-    """Returns (result, document). The result is the number of operations in the median epoch under
-    the library, relative to an epoch without the library. For each step and each kind of operation,
-    the document contains the count in the epoch without the library, and the median of the counts
-    in the epochs under the library.
+    """Measures epochs without and with the library. Returns a Result and a document for the JSON.
+    The Result is the number of operations in the median epoch with the library, relative to an
+    epoch without the library. The document contains, for each step and each kind of operation, the
+    number of operations in the epoch without the library, and the median number in the epochs with
+    the library.
 
     files : the number of files in the tree behind `slow`
     """
@@ -107,10 +110,10 @@ def count_metadata(
 
 
 def _median(counts: list[Counter[str]]) -> dict[str, float]:
-    """Returns the median count of each kind of operation, without kinds whose median is 0.
+    """Returns the median count of each kind of operation. Leaves out kinds with a median of 0.
 
-    The median leaves out requests by other processes. Other processes make requests because the
-    daemon has the source's root open: any process that examines all descriptors of the machine
+    The median removes the effect of occasional requests by other processes. The daemon has opened
+    the root directory of the source. So any process that examines all descriptors on the machine
     requests the attributes of this directory.
     """
     kinds = sorted(set().union(*counts))

@@ -1,11 +1,14 @@
 /* Reads a complete dataset as a training job's loader does: threads take files from one shuffled
- * list. For each file they call open and fstat, pread until the end of the file, and close.
+ * list. For each file, a thread calls open and fstat, then pread until the end of the file, and
+ * then close.
  *
- *   reader LIST THREADS BLOCK     LIST: paths, each ended by a NUL; BLOCK: bytes of one pread
+ *   reader LIST THREADS BLOCK
+ *
+ * LIST is a file of paths; each path ends with a NUL byte. BLOCK is the size of a pread [bytes].
  *
  * The line "epoch N" on standard input runs one epoch, in an order that depends on N. The answer is
- * one line: the wall time and the CPU time of all threads [ns], the bytes read, and the number of
- * files that could not be read.
+ * one line: the wall time of the epoch [ns], the CPU time of all threads [ns], the number of bytes
+ * read, and the number of files that could not be read.
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -2,8 +2,9 @@
 
     python walker.py ROOT
 
-Each line on standard input names a step of `STEPS`; the answer is one line with the number of items
-that the step has found. The `walk` of the first epoch finds the files that the other steps use.
+Each line on standard input names a step of `STEPS`. The program runs the step, and answers with one
+line: the number of items that the step has found. The step `walk` must run first, because it finds
+the files that the other steps use.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ __all__ = ["STEPS"]
 
 
 class Dataset:
-    """The tree below `root`."""
+    """The dataset: the tree of files below `root`."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -26,7 +27,7 @@ class Dataset:
         self.links: list[str] = []
 
     def walk(self) -> int:
-        """Runs os.walk over everything."""
+        """Finds all directories, files and links with os.walk."""
         self.directories, self.files, self.links = [], [], []
         for directory, names, files in os.walk(self.root):
             self.directories.append(directory)
@@ -37,8 +38,8 @@ class Dataset:
         return len(self.directories) + len(self.files) + len(self.links)
 
     def glob(self) -> int:
-        """Finds the images in the same way as tf.io.gfile.glob: checks for every matching entry
-        whether it is a directory."""
+        """Finds the images in the same way as tf.io.gfile.glob, which checks whether each matching
+        entry is a directory."""
         found, level = 0, [self.root]
         for pattern in ("train", "class*", "*.jpg"):
             children = [f"{parent}/{name}" for parent in level for name in os.listdir(parent)]

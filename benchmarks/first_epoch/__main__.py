@@ -1,8 +1,8 @@
 """``python -m benchmarks.first_epoch``: the first epoch of a dataset behind a slow source.
 
-Every run has its own daemon and tier, and is paired with a run without the library on the same
-source. No pages of the source stay cached, and the source counts the requests. Needs FUSE; the run
-with a limit on dirty pages needs root.
+Every run has its own daemon and tier. Some runs are paired with a run without the library on the
+same source. The kernel does not keep pages of the source between runs. The source counts the
+requests. Needs FUSE. The run with a limit on dirty pages needs root.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavaila
 MIB = 1 << 20
 BLOCK, SMALL_BLOCK = 256 * 1024, 64 * 1024
 VM = Path("/proc/sys/vm")
-# Each limit can be set in bytes or as a share of memory. The kernel uses the setting that was
-# written last, and then shows the other one as 0.
+# The settings for the kernel's two limits on dirty pages. Each limit can be set in bytes or as a
+# share of memory. The kernel uses the setting that was written last, and shows the other setting as
+# 0.
 DIRTY = (("dirty_background_bytes", "dirty_background_ratio"), ("dirty_bytes", "dirty_ratio"))
 Run = dict[str, Any]
 
 
 def make_dataset(root: Path, files: int, size: int) -> list[str]:
-    """Writes `files` files of `size` random bytes; returns their names."""
+    """Writes `files` files of `size` random bytes. Returns the names of the files."""
     root.mkdir()
     content = os.urandom(MIB)
     names = [f"shard-{number:05d}.tar" for number in range(files)]
@@ -49,7 +50,7 @@ def make_dataset(root: Path, files: int, size: int) -> list[str]:
 
 
 class FirstEpoch:
-    """The measurements. Each of them adds objects to `results`."""
+    """The measurements. Each measurement adds Result objects to `results`."""
 
     def __init__(self, args: argparse.Namespace, place: Path, slow: SlowSource) -> None:
         self.args, self.place, self.slow = args, place, slow
@@ -106,8 +107,8 @@ class FirstEpoch:
         return self._read(how, plain_environment(), **more)
 
     def _ours(self, how: str, **more: Any) -> Run:
-        """Runs one first epoch under the library. In the returned object, `served` is the number of
-        bytes that the source had sent when everything was copied, divided by the dataset's size.
+        """Runs one first epoch with the library. In the returned dictionary, `served` is the number
+        of bytes that the source had sent when all files were copied, divided by the dataset's size.
         """
         kind = more.get("kind", "many")
         with self._daemon(kind=kind) as daemon:
@@ -241,8 +242,8 @@ class FirstEpoch:
         )
 
     def _dirty_pages(self) -> None:
-        """Compares the times of the two halves of an epoch on a dataset that is four times as large
-        as the limit on dirty pages."""
+        """Compares the times of the first and the second half of an epoch. The limit on dirty pages
+        is a quarter of the dataset's size, so the kernel must write pages back during the epoch."""
         if not os.access(VM / "dirty_bytes", os.W_OK):
             print(
                 "  no run with a limit on dirty pages: only root can set the limit", file=sys.stderr
@@ -261,8 +262,8 @@ class FirstEpoch:
 
 @contextmanager
 def dirty_limit(limit_bytes: int) -> Iterator[None]:
-    """While the context lasts, limits the machine's dirty pages to `limit_bytes`, and makes the
-    kernel begin background write-back at half of this limit."""
+    """Inside the `with` block, limits the machine's dirty pages to `limit_bytes`. The kernel begins
+    to write pages back in the background at half of this limit."""
     before = [(name, (VM / name).read_text()) for pair in DIRTY for name in pair]
     try:
         for (name, _), limit in zip(DIRTY, (limit_bytes // 2, limit_bytes), strict=True):

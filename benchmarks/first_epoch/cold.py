@@ -1,13 +1,16 @@
 """``python -m benchmarks.first_epoch.cold``: first epochs of small files, as a user sees them.
 
-``monarch run`` starts with a configuration that names only a source and a tier: no daemon runs,
-nothing is scanned and no copy exists. Each run under ``monarch run`` is followed by a run of the
-same program without Monarch. Most datasets lie on a FUSE file system, which is mounted anew for
-each run, so that the kernel has cached nothing of it. Two datasets lie on the local disk: before
-each run, the pages of the first are dropped from the page cache, and those of the second are read
-into it. The second epoch, in which programs read each copy for the first time, is compared with an
-epoch of another run, at whose start ``monarch warm`` had made all copies. On tmpfs, the first read
-of a copy costs the kernel more time than later reads, so only these two epochs are comparable.
+When ``monarch run`` starts, there is only a configuration with a source and a tier. No daemon runs,
+nothing is scanned, and no copy exists. After each run with ``monarch run``, the same program runs
+without Monarch. Most datasets are on a FUSE file system. It is mounted again for each run, so that
+the kernel has cached no part of it. Two datasets are on the local disk. Before each run, the pages
+of the first dataset are dropped from the page cache, and the pages of the second dataset are read
+into the page cache.
+
+In the second epoch, the program reads each copy for the first time. The benchmark compares this
+epoch with the first epoch of another run, before which ``monarch warm`` has made all copies. In
+both epochs, the copies are read for the first time. Other epochs would not be comparable, because
+the first read of a file on tmpfs costs the kernel more time than later reads.
 """
 
 from __future__ import annotations
@@ -43,17 +46,17 @@ from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavaila
 from monarch_py.ipc.session import Segment, SessionDir
 
 KIB = 1 << 10
-# The number of files in the large datasets. The slow source holds a descriptor for every file that
-# the kernel has cached, so the number must be below the limit on descriptors. Without
+# The number of files in the large datasets. The slow source needs a descriptor for every file that
+# the kernel has cached, so this number must be below the limit on descriptors. Without
 # CAP_SYS_RESOURCE, even root cannot raise this limit.
 MANY = min(20000, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 1000)
 THREADS = 8
 EPOCHS = 2
-# The limit on bytes from the source if a program reads only a part of the dataset: MOST_FOR_EACH
-# bytes for each byte that the program reads, plus MOST_BESIDE [bytes].
+# If a program reads only a part of the dataset, the source may send at most MOST_FOR_EACH bytes for
+# each byte that the program reads, plus MOST_BESIDE bytes.
 MOST_FOR_EACH, MOST_BESIDE = 6, 256 << 20
-# Maps a file size [bytes] to the limit on the daemon's CPU time for one file [us]. The limit is for
-# files that the daemon fills before the program opens them.
+# Maps a file size [bytes] to the limit on the daemon's CPU time for one file [us]. The limit
+# applies to files that the daemon copies before the program opens them.
 MOST_CPU_US = {4 * KIB: 120, 128 * KIB: 200}
 Run = dict[str, Any]
 
@@ -64,11 +67,12 @@ class Case:
 
     latency_s : the latency of each open, look-up and read [s]
     rate : the rate of all reads together [bytes/s]
-    quiet, busy : limits on the time of the first epoch, relative to its time without Monarch:
-        `quiet` if the machine is otherwise idle, `busy` with --busy; None for no limit
-    share : the share of the files that is read
-    pages : for a dataset on the local disk, how much of it is in the page cache: `cold` for
-        nothing, `warm` for everything
+    quiet : the limit on the time of the first epoch, relative to its time without Monarch; None for
+        no limit
+    busy : the same limit with --busy, when other processes use all cores
+    share : the share of the files that the program reads
+    pages : "" for a dataset on the slow source. For a dataset on the local disk, `cold` if no page
+        of it is in the page cache before a run, and `warm` if all pages are
     directories : the number of directories that contain the files
     is_lazy : whether the configuration sets `scan: lazy`
     """
@@ -104,25 +108,25 @@ class Case:
 
     @property
     def memory_bytes(self) -> int:
-        """The memory that a run needs [bytes]: for pages of the source's files, for the copies, for
-        the program and for the daemon."""
+        """The memory that a run needs for the pages of the source's files, for the copies, for the
+        program and for the daemon [bytes]."""
         return 2 * self.files * max(self.size, 4 * KIB) + (512 << 20)
 
     @property
     def fills_all(self) -> bool:
-        """Whether every file has a copy after the first epoch. If so, the benchmark compares the
-        second epoch with an epoch for which `monarch warm` has filled everything."""
+        """Whether every file has a copy after the first epoch. If it does, the benchmark compares
+        the second epoch with an epoch before which `monarch warm` has copied all files."""
         return self.share == 1 and not self.pages
 
     @property
     def most_bytes(self) -> float | None:
-        """The limit on the bytes that the source may send for each byte that an epoch reads; None
-        if the whole dataset is read."""
+        """The limit on the number of bytes that the source sends for each byte that the program
+        reads in an epoch; None if the program reads the whole dataset."""
         return MOST_FOR_EACH + MOST_BESIDE / self.bytes_read if self.share < 1 else None
 
     @property
     def most_cpu_us(self) -> float | None:
-        """The limit on the daemon's CPU time per file [us]."""
+        """The limit on the daemon's CPU time per file [us]; None for no limit."""
         return MOST_CPU_US.get(self.size) if not self.pages else None
 
 
@@ -147,8 +151,8 @@ OLD_S = 3.0
 
 
 class Cold:
-    """Runs of one case. `place` is a directory with space for the dataset; the copies lie in
-    /dev/shm."""
+    """Runs the program of one case, with and without Monarch. `place` is a directory with space for
+    the dataset. The copies are in /dev/shm."""
 
     def __init__(
         self,
@@ -173,18 +177,18 @@ class Cold:
         for name in names:
             (self.backing / name).parent.mkdir(exist_ok=True)
             (self.backing / name).write_bytes(content)
-        # Wait until the directories count as settled. In a directory that has just changed, the
-        # scan would examine all files.
+        # Wait, because in a directory that has just changed the scan would examine all files.
         time.sleep(OLD_S)
-        # With `scan: lazy`, the files to read are those of the first directories; otherwise they
-        # lie anywhere in the dataset.
+        # With `scan: lazy`, the program reads the files of the first directories. Otherwise, it
+        # gets the whole list, and chooses random files if `share` is below 1.
         listed = names[: int(self.case.files * self.case.share)] if self.case.is_lazy else names
         paths = [f"{self.mountpoint}/{name}" for name in listed]
         self.list = write_list(self.place / f"{self.case.name}.list", paths)
 
     @contextmanager
     def _source(self) -> Iterator[SlowSource | None]:
-        """Yields the source; None for the local disk, whose requests are not counted."""
+        """Yields the slow source. For a dataset on the local disk, yields None, because requests to
+        a local disk are not counted."""
         if self.case.pages:
             self._prepare_pages()
             yield None
@@ -218,12 +222,12 @@ class Cold:
         cpu_s: Callable[[], float] = lambda: 0.0,
         epochs: int = EPOCHS,
     ) -> list[Run]:
-        """Runs the reader, and returns its answer for each epoch. In an answer, `source` contains
-        the source's counts of operations at the end of the epoch.
+        """Runs the reader, and returns its answer for each epoch. Adds these fields to each answer:
+        `source` contains the source's counts of operations at the end of the epoch. `start_s` is
+        the CPU time that the daemon used before the reader started. `daemon_s` is the CPU time that
+        the daemon used after this, until the end of the epoch.
 
-        cpu_s : a function that returns the CPU time that the daemon has used so far [s]. In an
-            answer, `start_s` is the time used before the reader started, and `daemon_s` is the time
-            used from then to the end of the epoch
+        cpu_s : a function that returns the CPU time that the daemon has used so far [s]
         """
         share = 1 if self.case.is_lazy else self.case.share
         argv = [self.reader, self.list, THREADS, epochs, share]
@@ -276,7 +280,7 @@ class Cold:
             return self._read(slow, run, plain_environment(), lambda: daemon_cpu_s(config))
 
     def present(self) -> list[Run]:
-        """Runs the reader for one epoch after `monarch warm` has filled the whole dataset."""
+        """Runs the reader for one epoch after `monarch warm` has copied the whole dataset."""
         with self._configured() as (slow, config):
             run = [*monarch("run", config), "-q", "--"]
             subprocess.run(monarch("start", config), check=True, capture_output=True)
@@ -294,21 +298,22 @@ def monarch(command: str, config: Path) -> list[str]:
 def daemon_cpu_s(config: Path) -> float:
     """Returns the CPU time [s] that the daemon of a configuration has used so far.
 
-    The daemon's process id is read from the session. A search through all processes would slow down
-    the epoch that has just begun, and by more than the daemon itself does.
+    Reads the daemon's process id from the control segment of the session. A search for the daemon
+    among all processes would slow down the epoch that has just begun, even more than the daemon
+    itself does.
     """
     control = Segment.open(SessionDir.of(config).control, writable=False)
     pid = int(control.as_struct("struct monarch_control").pid)
-    # This computes what clock_getcpuclockid(3) returns, for which Python has no function. The
-    # kernel encodes a clock's number as the complement of the process id, followed by three bits.
-    # The value 2 in these bits selects the CPU time of the whole process.
+    # The argument is the clock id that clock_getcpuclockid(3) would return for the process. Python
+    # has no function for this. The clock id consists of the complement of the process id, followed
+    # by three bits. The value 2 of these bits selects the CPU time of the whole process.
     return time.clock_gettime(~pid << 3 | 2)
 
 
 def metadata(case: Case, ours: list[Run], plain: list[Run]) -> float:
-    """Returns the number of metadata operations per file that Monarch adds to those of the program
-    alone. Opens are not counted. With `scan: lazy`, the added operations are divided by the number
-    of files that were not read, otherwise by the number of all files."""
+    """Returns the number of metadata operations per file, without opens, that a run with Monarch
+    needs in addition to a run without Monarch. With `scan: lazy`, this is the number per file that
+    the program does not read. Otherwise, it is the number per file of the dataset."""
     more = metadata_operations(ours[-1]["source"]) - metadata_operations(plain[0]["source"])
     read = int(case.files * case.share)
     return more / (case.files - read if case.is_lazy else case.files)
@@ -319,8 +324,9 @@ def compare(
 ) -> list[Result]:
     """Returns the results of one case.
 
-    pairs : for each round: (epochs under Monarch, epochs without Monarch)
-    present : for each round, one epoch at whose start all files had copies; empty if not measured
+    pairs : for each round, the epochs with Monarch, and the epochs without Monarch
+    present : for each round, an epoch before which `monarch warm` had copied all files; empty if
+        such epochs were not measured
     """
     files = int(case.files * case.share)
 
@@ -415,8 +421,8 @@ def compare(
             "absent",
             "  opens at the source per file, in epoch 2",
             median(lambda o, _: (o[-1]["source"]["open"] - o[0]["source"]["open"]) / files),
-            # If only a part of the dataset is read, the daemon fills other files during epoch 2,
-            # and their opens count too. So there is no limit.
+            # If the program reads only a part of the dataset, the daemon copies other files during
+            # epoch 2, and opens them at the source. So there is no limit in this case.
             None if case.share < 1 else 0.02 if busy else 0.01,
         ),
     ]
@@ -424,7 +430,7 @@ def compare(
 
 @contextmanager
 def busy_cores(wanted: bool) -> Iterator[None]:
-    """If `wanted` is true, runs one busy process per core while the context lasts."""
+    """If `wanted` is true, runs one busy process per core inside the `with` block."""
     code = "while True: pass"
     busy = [
         subprocess.Popen([sys.executable, "-c", code])
@@ -442,7 +448,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.first_epoch.cold", description=__doc__
     )
-    parser.add_argument("--rounds", type=int, default=5, help="pairs of each case")
+    parser.add_argument("--rounds", type=int, default=5, help="pairs of runs for each case")
     parser.add_argument(
         "--case", action="append", help="run only the cases whose name contains this text"
     )

@@ -2,11 +2,12 @@
 
 There are two measurements, both with a daemon that has just been started:
 
-- The configuration excludes one part of a dataset from copying. Readers read this part while the
-  other part is filled. The time for opening and reading a file is compared with a run of the same
-  program without Monarch.
-- The scan of a dataset of many files has just begun. The benchmark measures the time from the end
-  of the first read of a file until another process that opens the file gets its copy.
+- Readers beside fills. The configuration excludes one part of a dataset from copying. A program
+  reads this part while the daemon copies the other part. The time to open and read a file is
+  compared with a run of the same program without Monarch.
+- First use of a copy. The scan of a dataset of many files has just begun. A process reads a file
+  for the first time. The benchmark measures how long it takes from the end of this read until
+  another process that opens the file gets the file's copy.
 
 The first measurement needs FUSE.
 """
@@ -34,15 +35,15 @@ from monarch_py.ipc.session import Segment, SessionDir
 from monarch_py.native import lib
 
 KIB, MIB = 1 << 10, 1 << 20
-# The first measurement, readers beside fills. FILLED and LEFT: the number of files to fill, and the
-# number of files to read. FILLED is so large that the fills last longer than the reads. SIZE: the
-# size of each file [bytes]. THREADS: the number of reader threads. LATENCY_S and RATE: the source's
-# latency [s] and rate [bytes/s].
+# Constants of the first measurement, readers beside fills. The daemon copies FILLED files, and the
+# program reads LEFT other files with THREADS threads. FILLED is so large that the fills take longer
+# than the reads. SIZE is the size of each file [bytes]. LATENCY_S and RATE are the latency [s] and
+# the rate [bytes/s] of the source.
 FILLED, LEFT, SIZE, THREADS = 8192, 1024, 128 * KIB, 8
 LATENCY_S, RATE = 0.004, 1e9
 MEDIAN_LIMIT, P99_LIMIT = 1.3, 2.0
-# The second measurement, the scan of many files: the number of files in each directory, and the
-# limit on the time from the first read of a file until another process uses the copy [s].
+# Constants of the second measurement: the number of files in each directory, and the limit on the
+# time from the first read of a file until another process uses its copy [s].
 A_DIRECTORY, SERVED_LIMIT_S = 1000, 0.2
 OPENS = """
 import os, sys, time
@@ -54,7 +55,7 @@ while True:
 
 @contextmanager
 def tier() -> Iterator[Path]:
-    """Yields an empty directory in RAM."""
+    """Yields an empty directory in RAM, which can be used as a tier."""
     place = Path(tempfile.mkdtemp(prefix="monarch-delays-", dir="/dev/shm"))
     try:
         yield place
@@ -74,10 +75,10 @@ def make_parts(backing: Path) -> None:
 
 
 def readers(place: Path, backing: Path, reader: Path, *, beside: bool) -> dict[str, float]:
-    """Returns the median and 99th percentile of the time [s] for opening and reading a file, and
-    the number of fills during these reads.
+    """Returns the median and the 99th percentile of the time [s] to open and read a file, and the
+    number of fills during these reads.
 
-    beside : whether a daemon fills the rest of the dataset during the reads; otherwise no daemon
+    beside : whether a daemon copies the rest of the dataset during the reads. If not, no daemon
         runs
     """
     binary = find_slowsource()
@@ -171,7 +172,8 @@ def beside_fills(place: Path, rounds: int) -> list[Result]:
 
 
 def make_many(source: Path, files: int) -> Path:
-    """Creates the files. Returns the path of a file that the scan finds late."""
+    """Creates `files` files in many directories. Returns the path of a file that the scan does not
+    find early."""
     for number in range(0, files, A_DIRECTORY):
         directory = source / f"{number // A_DIRECTORY:05d}"
         directory.mkdir(parents=True)
@@ -187,8 +189,8 @@ def hits(clients: Any) -> int:
 
 
 def served_after(place: Path, source: Path, files: int, path: Path) -> tuple[float, bool]:
-    """Returns the time [s] from the end of the first read of `path` until another process uses a
-    copy of it, and whether the scan was complete by then."""
+    """Returns the time [s] from the end of the first read of `path` until another process uses the
+    file's copy. Also returns whether the scan was complete at this time."""
     with ExitStack() as stack:
         room = files * 8 * KIB + (64 << 20)
         daemon = stack.enter_context(Daemon(place, source, stack.enter_context(tier()), room))

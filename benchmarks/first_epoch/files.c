@@ -2,12 +2,14 @@
  *
  *   files LIST THREADS EPOCHS SHARE
  *
- * LIST contains paths, each ended by a NUL. Every epoch opens each file once, reads it to its end
- * in preads of 256 KiB, and closes it. The order is random and different in each epoch. If SHARE is
- * below 1, every epoch reads the same random part of the list. The program prints the line {}
- * before the first open, and one line of JSON after each epoch: the duration, the CPU time of this
- * process, the bytes, the number of files that failed, and the median and the 99th percentile of
- * the files' times. A file's time lasts from its open to its last byte. All times are in seconds.
+ * LIST is a file of paths; each path ends with a NUL byte. In every epoch, the program opens each
+ * file, reads it to its end in preads of 256 KiB, and closes it. Each epoch has another random
+ * order. If SHARE is below 1, every epoch reads the same random part of the list.
+ *
+ * The program prints the line {} before the first open, and one line of JSON after each epoch. The
+ * line contains the duration of the epoch, the CPU time of this process, the number of bytes read,
+ * and the number of files that failed. It also contains the median and the 99th percentile of the
+ * time from the open of a file to its last byte. All times are in seconds.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -55,7 +57,8 @@ static void load(const char *file) {
     fclose(f);
 }
 
-/* Fisher-Yates with Knuth's MMIX generator, so that every run has the same orders. */
+/* Shuffles the paths (Fisher-Yates). The random numbers come from Knuth's MMIX generator, so that
+ * every run has the same orders. */
 static void shuffle(uint64_t seed) {
     for (uint64_t i = count; i > 1; i--) {
         seed = seed * 6364136223846793005ULL + 1442695040888963407ULL;

@@ -1,10 +1,10 @@
 """``python -m benchmarks.first_epoch.nodes``: the first epoch of four nodes on one machine.
 
-Every node has a mount of the slow source, a daemon, a tier for all files or for 30 % of them, and a
-reader for its share of the files. As with `monarch start`, one node lists the files of the source,
-and all daemons start with this list. The readers start as soon as the daemons have started. Runs
-alternate with runs of the same readers without Monarch. The cores of one machine run the source,
-all daemons and all readers. Needs FUSE.
+Every node has a mount of the slow source, a daemon, a tier, and a reader for its share of the
+files. The tier has room for all files, or for 30 % of them. As with `monarch start`, one node lists
+the files of the source, and all daemons start with this list. The readers start as soon as the
+daemons have started. Runs with Monarch alternate with runs without Monarch. One machine runs the
+source, all daemons and all readers. Needs FUSE.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from monarch_py.demo.slowsource import find_slowsource, why_unavailable
 NODES = 4
 LATENCY_S, RATE = 0.0005, 200e6
 KIB, MIB = 1 << 10, 1 << 20
-# The size [bytes] of the staging area of nodes whose tiers do not hold everything.
+# The size of the staging area [bytes], if a node's tier has no room for all files.
 STAGING_BYTES = 16 * MIB
 
 
@@ -33,9 +33,11 @@ STAGING_BYTES = 16 * MIB
 class Case:
     """A dataset, and the size of the tiers.
 
-    files, size : the number of files, and their mean size [bytes]
-    part : the share of the dataset that each node's tier holds, None for all
-    limit : the limit on the time of the first epoch, relative to its time without Monarch
+    files : the number of files
+    size : the mean size of the files [bytes]
+    part : the share of the dataset that fits into each node's tier; None if all files fit
+    limit : the limit on the time of the first epoch, relative to its time without Monarch; None
+        for no limit
     """
 
     files: int
@@ -58,7 +60,7 @@ class Case:
         return 2 if self.part is None else 4
 
     def layout(self, dataset: Dataset, *, ours: bool) -> Layout:
-        # A copy occupies whole pages, and the tier needs some additional space.
+        # A copy occupies complete pages, so add the size of a page for each file.
         whole = dataset.bytes + 4 * KIB * self.files
         if self.part is not None:
             return Layout([int(self.part * whole)] * NODES, STAGING_BYTES, has_daemons=ours)
@@ -78,7 +80,7 @@ CASES = (
 class Run:
     """One run of a case.
 
-    scan_s : the duration of the scan, which ran before the daemons started [s]
+    scan_s : the duration of the scan [s]. One node scans the source before the daemons start
     """
 
     scan_s: float
@@ -88,8 +90,8 @@ class Run:
         return self.epochs[epoch].seconds
 
     def opens(self, first: int, end: int | None = None) -> int:
-        """Returns the number of opens at the source in the epochs `first` to `end` - 1. The first
-        epoch of a run is epoch 0."""
+        """Returns the number of opens at the source in the epochs [first, end). The first epoch of
+        a run is epoch 0. If `end` is None, counts all epochs from `first` on."""
         return sum(epoch.did("opened") for epoch in self.epochs[first:end])
 
     @property
@@ -98,8 +100,8 @@ class Run:
 
     @property
     def metadata(self) -> int:
-        """The number of metadata operations that reached the source during the scan and all epochs.
-        Opens are not counted."""
+        """The number of metadata operations, without opens, that reached the source during the scan
+        and all epochs."""
         return self.epochs[-1].after["metadata"]
 
 
@@ -196,7 +198,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.first_epoch.nodes", description=__doc__
     )
-    parser.add_argument("--rounds", type=int, default=5, help="pairs of each case")
+    parser.add_argument("--rounds", type=int, default=5, help="pairs of runs for each case")
     parser.add_argument(
         "--dir",
         type=Path,

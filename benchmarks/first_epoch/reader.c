@@ -1,12 +1,17 @@
-/* Reads a dataset once and reports the times.
+/* Reads a dataset one time, and reports the times.
  *
  *   reader HOW LIST THREADS BLOCK     HOW: read, pread, random, mmap or fread
  *
- * LIST contains paths, each ended by a NUL. Threads take whole files from the list, in its order.
- * With `random`, they take single blocks instead, in a random order over all files, and read each
- * block with one pread. The program prints one JSON object: the duration; the bytes; the number of
- * files that failed; the longest time until a thread had read its first block; the median, 99th
- * percentile and maximum of the times of single reads; and the bytes read in each span of 50 ms.
+ * LIST is a file of paths; each path ends with a NUL byte. BLOCK is the size of a read [bytes].
+ * Threads take files from the list, in its order, and read each file to its end. But if HOW is
+ * `random`, the threads take single blocks in a random order over all files, and read each block
+ * with one pread. The program prints one JSON object with these values:
+ *
+ * - the duration, the number of bytes read, and the number of files that failed
+ * - the longest time until a thread had read its first block
+ * - the median, the 99th percentile and the maximum of the times of single reads
+ * - the number of bytes read in each span of 50 ms
+ *
  * All times are in seconds.
  */
 #define _GNU_SOURCE
@@ -28,8 +33,8 @@
 
 static char **paths;
 static uint64_t count, next_item, failed, total, start_ns;
-/* With `random`, one entry for each block of each file: index of the file << 32 | number of the
- * block in the file. */
+/* Used only if HOW is `random`. There is one entry for each block of each file: the index of the
+ * file << 32 | the index of the block in the file. */
 static uint64_t *blocks, block_count;
 static int *descriptors;
 static size_t block;

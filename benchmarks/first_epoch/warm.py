@@ -1,7 +1,7 @@
 """``python -m benchmarks.first_epoch.warm``: how long `monarch warm` takes for many small files.
 
 When the command begins, a daemon with default settings has just started, and its scan is in
-progress. Each run begins with an empty tier in RAM and a mount of its own. Needs FUSE.
+progress. Each run has an empty tier in RAM and its own mount of the source. Needs FUSE.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FILES, DIRECTORIES, SIZE = 4000, 40, 4 << 10
 LATENCY_S, RATE = 0.004, 1e9
 LIMIT_S = 1.8
 # The time [s] that `make` waits after it has written the dataset. If a directory changed less than
-# 2 s before the scan, the daemon would compare it with the source once more.
+# 2 s before the scan, the daemon would compare the directory with the source again.
 SETTLES_S = 2.1
 
 
@@ -39,7 +39,8 @@ def make(backing: Path) -> None:
 
 
 def once(place: Path, backing: Path) -> tuple[float, dict[str, int]]:
-    """Returns the time of the command [s], and the number of requests to the source by kind."""
+    """Runs the command. Returns its time [s], and the number of requests to the source for each
+    kind of request."""
     binary = find_slowsource()
     assert binary is not None
     mountpoint = place / "source"

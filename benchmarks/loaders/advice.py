@@ -1,10 +1,11 @@
 """``python -m benchmarks.loaders.advice``: the advised number of workers, compared with a sweep.
 
-There are two datasets. The first consists of records on a slow source (4 ms a read, 1 GB/s), so its
-workers mostly wait. The workers of the second mostly compute: for each sample, they repeat a
-checksum for 2 ms. For each dataset, the benchmark times epochs with 1 to 8 workers; a pause after
-each batch stands for the training step. The best number of workers is the smallest one with which
-an epoch takes at most 5 % longer than the shortest of these epochs.
+There are two datasets. The first consists of records on a slow source (4 ms per read, 1 GB/s), so
+its workers mostly wait. With the second dataset, workers mostly compute: for each sample, they
+repeat a checksum for 2 ms. For each dataset, the benchmark measures epochs with 1 to 8 workers.
+After each batch, it sleeps instead of running a training step. The best number of workers is the
+smallest number with which an epoch takes at most 5 % longer than the shortest of these epochs. The
+benchmark compares this number with the number that `monarch advise workers` would recommend.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ TOLERANCE = 1.05
 
 
 class Waiting:
-    """Records of a file on a slow source."""
+    """A dataset of records in a file on a slow source. Reading a sample mostly waits."""
 
     def __init__(self, path: Path, length: int) -> None:
         self.path, self.length = path, length
@@ -50,7 +51,7 @@ class Waiting:
 
 
 class Computing:
-    """Samples that each take 2 ms of processor time."""
+    """A dataset in which each sample takes 2 ms of processor time."""
 
     def __init__(self, length: int) -> None:
         self.content, self.length = bytes(RECORD), length
@@ -70,9 +71,9 @@ class Computing:
 
 
 def _sweep(dataset: Any, step_s: float, epochs: int) -> dict[int, float]:
-    """Returns the median time of an epoch [s] for each number of workers. In each round, one epoch
-    is run for each number of workers, so that changes of the machine's load affect all numbers
-    alike."""
+    """Returns the median time of an epoch [s] for each number of workers. Each round runs one epoch
+    with each number of workers, so that a change of the machine's load has the same effect on all
+    of them."""
     order = np.random.RandomState(SEED).permutation(len(dataset)).reshape(-1, BATCH).tolist()
     loaders = {count: StagedLoader(dataset, batch_sampler=order, workers=count) for count in COUNTS}
     seconds: dict[int, list[float]] = {count: [] for count in COUNTS}

@@ -1,9 +1,10 @@
 """``python -m benchmarks.loaders.groups``: groups of 609 samples of 19.2 KB, as in Lee and others.
 
-The benchmark counts the requests that the source receives for a group. It compares the time for a
-group with that of h5py, which reads one sample after the other. It also measures how long a
-training run waits for groups, both when computing takes longer than reading and when reading takes
-longer. Needs FUSE and h5py.
+A GroupLoader reads groups of samples from an HDF5 file on a slow source. The benchmark counts the
+requests that the source receives for a group. It compares the time to read a group with the time of
+h5py, which reads one sample after the other. It also measures how long a training run waits for
+groups. There are two cases: computing takes longer than reading, or reading takes longer than
+computing. Needs FUSE and h5py.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def make_dataset(path: Path) -> None:
 
 
 def ranges_of_groups(ranks: int) -> float:
-    """Computes, for each rank, the mean number of contiguous ranges that the rank reads per group.
-    Returns the highest of these means."""
+    """Computes, for each rank, the mean number of contiguous ranges of samples that the rank reads
+    for a group. Returns the highest of these means."""
     schedule = group_schedule(GROUP * GROUPS, GROUP, 0, 0, ranks, BATCH)
     most = 0.0
     for rank in range(ranks):
@@ -52,15 +53,15 @@ def ranges_of_groups(ranks: int) -> float:
 
 
 class Groups:
-    """Measures a GroupLoader on the slow source. `collate` makes the batches, so the loader does
-    not need torch."""
+    """Measures a GroupLoader on the slow source. The loader does not need torch, because it makes
+    batches with `len` as `collate`."""
 
     def __init__(self, slow: SlowSource) -> None:
         self._slow, self._path = slow, slow.mountpoint / "train.h5"
 
     def epoch(self, compute_s: float = 0.0) -> tuple[GroupTimes, float, dict[str, int]]:
-        """Runs an epoch. Returns the loader's times, the duration of the epoch [s], and the
-        requests to the source.
+        """Runs an epoch. Returns the loader's times, the duration of the epoch [s], and the number
+        of requests to the source, by kind.
 
         compute_s : how long [s] the training run computes for each group
         """
@@ -74,16 +75,16 @@ class Groups:
             if owed_s > 0:
                 before = time.perf_counter()
                 time.sleep(owed_s)
-                # A sleep takes longer than requested. So subtract the measured time, not the
-                # requested time.
+                # A sleep takes longer than requested. So subtract the measured time from the time
+                # that the run still has to sleep.
                 owed_s -= time.perf_counter() - before
         took_s = time.perf_counter() - began
         loader.close()
         return loader.times, took_s, self._slow.counts()
 
     def h5py_s(self, samples: int) -> float:
-        """Returns the time [s] that h5py takes to read as many random samples as are in a group.
-        Reads only `samples` of them, and extrapolates the time."""
+        """Returns the time [s] that h5py needs to read GROUP random samples. Reads only `samples`
+        samples, and extrapolates the time."""
         wanted = np.random.default_rng(1).permutation(GROUP * GROUPS)[:samples].tolist()
         with h5py.File(self._path, "r") as file:
             found = file["x"]
@@ -129,10 +130,11 @@ def seconds(groups: Groups, name: str, rounds: int) -> Result:
 
 def waiting(groups: Groups, name: str, rounds: int) -> tuple[list[Result], list[list[float]]]:
     """Measures how long a training run waits for its groups. The wait for the first group does not
-    count.
+    count. There are two training runs. For each group, the first computes twice as long as reading
+    takes, and the second computes about half as long as reading takes.
 
-    Also returns the median times per group for reading, computing and waiting [s], for two training
-    runs: one computes for twice the reading time, the other for about half the reading time.
+    Returns the results, and, for each training run, the median times per group for reading,
+    computing and waiting [s].
     """
     shares, excesses = [], []
     longer, shorter = [], []
@@ -143,12 +145,12 @@ def waiting(groups: Groups, name: str, rounds: int) -> tuple[list[Result], list[
         shares.append(slow.wait_s / (2 * reading_s * (GROUPS - 1)))
         longer.append((slow.reading_s / GROUPS, 2 * reading_s, slow.wait_s / (GROUPS - 1)))
         fast, took_s, _ = groups.epoch(0.4 * reading_s)
-        # The rest of the epoch is the computation, which includes the time to copy the batches.
+        # In the rest of the epoch, the run computes. This includes the time to copy the batches.
         computed_s = (took_s - fast.wait_s - fast.first_wait_s) / GROUPS
         reading_s = fast.reading_s / GROUPS
         print(f"{name}: reading {reading_s:.4f} s, computing {computed_s:.4f} s", file=sys.stderr)
-        # On a busy machine, the sleep that stands for computing may be too long. Then this round
-        # does not count.
+        # On a busy machine, the sleep that replaces the computation may be too long. Then this
+        # round does not count.
         if computed_s < 0.75 * reading_s:
             excesses.append(fast.wait_s / (GROUPS - 1) / (reading_s - computed_s))
             shorter.append((reading_s, computed_s, fast.wait_s / (GROUPS - 1)))

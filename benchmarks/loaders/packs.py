@@ -1,9 +1,10 @@
 """``python -m benchmarks.loaders.packs``: `monarch warm` of many small files, from a pack.
 
-When the command begins, a daemon with default settings has scanned the dataset. Each run begins
-with an empty tier in RAM and its own mount, which contains both the dataset and the pack. The
-command is also run on an empty dataset, on the dataset without the pack, and with the pack while
-the scan is still in progress. In the last case, the scan determines the time. Needs FUSE.
+A pack is a tar of the dataset's files, from which the daemon copies many files with one read. When
+the command begins, a daemon with default settings has scanned the dataset. Each run has an empty
+tier in RAM and its own mount, which contains the dataset and the pack. There are three more
+variants: an empty dataset, the dataset without the pack, and the dataset with the pack while the
+scan is in progress. In the last variant, the time depends mostly on the scan. Needs FUSE.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ FILES, DIRECTORIES, SIZE = 4000, 40, 4 << 10
 LATENCY_S, RATE = 0.004, 1e9
 OPERATIONS_LIMIT, EXTRA_S_LIMIT = 0.1, 0.4
 # The time [s] that the benchmark waits between writing the dataset and the first scan. If a
-# directory changed less than 2 s before the scan, the daemon would compare it with the source once
-# more.
+# directory changed less than 2 s before the scan, the daemon would compare the directory with the
+# source again.
 SETTLES_S = 2.1
 
 
@@ -39,9 +40,9 @@ SETTLES_S = 2.1
 class Run:
     """One run of the command.
 
-    took_s : the time of the command [s];  operations : requests to the source during the run, by
-        kind
-    copied : the number of files that have a copy
+    took_s : the time of the command [s]
+    operations : the number of requests to the source during the run, for each kind of request
+    copied : the number of files that have a copy after the run
     """
 
     took_s: float
@@ -109,7 +110,8 @@ def main() -> int:
         backing = place / "backing"
         backing.mkdir()
         make(backing)
-        # The variants alternate, because only runs close in time can be compared.
+        # Alternate the variants, because the speed of the machine changes, so that only runs at
+        # about the same time can be compared.
         rounds = [
             (
                 once(place, backing, "data", packed=True),

@@ -1,13 +1,14 @@
 """``python -m benchmarks.loaders.products``: Monarch's loaders, compared with widely used ones.
 
 All loaders read the same samples of 128 KiB, which are stored in the format of each loader. Batches
-have 64 samples; each loader has two workers (processes or threads). The samples come from a source
-with a latency of 4 ms and a rate of 1 GB/s, or from memory ("present"). The kernel's cached pages
-are dropped before each epoch on the source. Nothing is decoded.
+have 64 samples. Each loader has two workers (processes or threads). The samples come from a source
+with a latency of 4 ms and a rate of 1 GB/s, or from memory ("present"). Before each epoch on the
+source, the kernel's cached pages are dropped. The samples are not decoded.
 
-Each loader runs in its own process, for two epochs. The loaders alternate, and in each round their
-times are compared with those of PyTorch's DataLoader. A product that is not installed is left out,
-and the reason is printed. Needs FUSE, and root for MosaicML streaming.
+Each loader runs in its own process, for two epochs. In each round, all loaders run one after the
+other, and their times are compared with those of PyTorch's DataLoader. The benchmark leaves out
+each loader that is not installed, and prints a message about it. Needs FUSE, and root for MosaicML
+streaming.
 """
 
 from __future__ import annotations
@@ -44,16 +45,19 @@ from monarch_py.demo.slowsource import SlowSource, why_unavailable
 
 SIZE, BATCH, WORKERS, EPOCHS = 128 << 10, 64, 2, 2
 SOURCES = ("4 ms", "present")
-# How long [s] a process may take to end. The time is long, because `monarch run` removes its copies
-# before it ends.
+# How long [s] a process may take to end. This limit is long, because `monarch run` removes its
+# copies before it ends.
 END_LIMIT_S = 60.0
 
 
 class Product(NamedTuple):
-    """A loader and its data.
+    """A loader, and its data.
 
-    loader : its name in benchmarks/nodes/loaders.py;  form : the form of the samples
-    shuffle : how far an epoch mixes samples;  package : the package that must be installed
+    loader : the loader's name in benchmarks/nodes/loaders.py
+    form : the format of the samples, which is the name of their directory
+    shuffle : a text for the table: which samples the loader can mix with each other in an epoch
+    package : the package that must be installed
+    under_monarch : whether `monarch run` runs the loader
     """
 
     loader: str
@@ -92,8 +96,10 @@ PRODUCTS = {
 class Epoch:
     """The costs of an epoch.
 
-    cpu_s : CPU time of the process and all its children [s]
-    requests, source_bytes : requests to the source, and bytes that the source has sent
+    seconds : the wall time [s]
+    cpu_s : the CPU time of the process and all its children [s]
+    requests : the number of requests to the source
+    source_bytes : the number of bytes that the source has sent
     """
 
     seconds: float
@@ -106,7 +112,7 @@ class Epoch:
 
 
 class Arrays(Files):
-    """A dataset in which each sample is a tuple of one array, as FFCV's writer requires."""
+    """A dataset in which each sample is a tuple with a single array, as FFCV's writer requires."""
 
     def __getitem__(self, index: int) -> Any:
         return (np.frombuffer(super().__getitem__(index), np.uint8),)
@@ -143,9 +149,9 @@ def cpu_s(pid: int) -> float:
 
 @contextmanager
 def started(product: Product, root: Path, n_bytes: int) -> Iterator[Child]:
-    """Starts the process of a product.
+    """Starts the process of a loader, and yields it when it is ready.
 
-    root : a directory, on tmpfs or on the source, with all forms of the samples
+    root : the directory with the samples in all formats, on tmpfs or on the slow source
     n_bytes : the size of the dataset [bytes]
     """
     with ExitStack() as stack:
@@ -180,9 +186,9 @@ def started(product: Product, root: Path, n_bytes: int) -> Iterator[Child]:
 
 
 def make_slow(slow: SlowSource) -> None:
-    """Drops the cached pages of all files, makes the source slow and resets its counts. Opening a
-    file of this source makes the kernel drop the file's cached pages, so the function opens every
-    file."""
+    """Drops the cached pages of all files, makes the source slow, and resets its counts. To drop
+    the pages, it opens every file: when a file of this source is opened, the kernel drops the pages
+    of the file."""
     slow.latency(open=0, getattr=0, read=0)
     for path in slow.mountpoint.rglob("*.*"):
         os.close(os.open(path, os.O_RDONLY))
@@ -196,8 +202,8 @@ def run(product: Product, root: Path, slow: SlowSource | None, n_bytes: int) -> 
         make_slow(slow)
     with started(product, root if slow is None else slow.mountpoint, n_bytes) as child:
         for number in range(EPOCHS):
-            # The counts are not reset before the first epoch. So this epoch includes the requests
-            # during the start.
+            # Do not reset the counts before the first epoch, so that this epoch also includes the
+            # requests that the loader made when it started.
             if slow is not None and number:
                 make_slow(slow)
             before = cpu_s(child.pid)
@@ -217,7 +223,7 @@ Runs = dict[str, dict[str, list[list[Epoch]]]]
 
 
 def rounds_of(place: Path, slow: SlowSource, names: list[str], samples: int, rounds: int) -> Runs:
-    """Runs all rounds. Returns the epochs by source, product and round."""
+    """Runs all rounds. Returns, for each source, each product and each round, the epochs."""
     runs: Runs = {source: {name: [] for name in names} for source in SOURCES}
     for number in range(rounds):
         for source in SOURCES:
@@ -236,7 +242,8 @@ def rounds_of(place: Path, slow: SlowSource, names: list[str], samples: int, rou
 
 
 def results_of(runs: Runs) -> list[Result]:
-    """Returns each epoch's time relative to PyTorch's DataLoader in the same round."""
+    """Returns, for each epoch of each product, its time relative to the same epoch of PyTorch's
+    DataLoader in the same round."""
     results = []
     for source, products in runs.items():
         for name, found in products.items():
@@ -250,8 +257,8 @@ def results_of(runs: Runs) -> list[Result]:
 
 
 def cells(name: str, runs: dict[str, list[list[Epoch]]], samples: int) -> list[str]:
-    """Returns the product's row of the table. Each measured cell contains two medians: those of
-    epoch 1 and of epoch 2."""
+    """Returns the row of a product in the table. Each measured cell contains the medians of epoch 1
+    and of epoch 2."""
     found, bases = runs[name], runs[BASE]
 
     def both(of: Callable[[Epoch, Epoch], float], form: str) -> str:
@@ -272,7 +279,7 @@ def cells(name: str, runs: dict[str, list[list[Epoch]]], samples: int) -> list[s
 
 
 def table(runs: dict[str, list[list[Epoch]]], samples: int) -> str:
-    """Returns the table in docs/benchmarks.md."""
+    """Returns the table for docs/benchmarks.md."""
     head = ["", "shuffles", "time", "CPU a sample [us]", "requests a sample", "bytes / dataset"]
     rows = [head, ["---"] * len(head), *(cells(name, runs, samples) for name in runs)]
     seconds = [statistics.median(epochs[at].seconds for epochs in runs[BASE]) for at in range(2)]

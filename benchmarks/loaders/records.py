@@ -1,8 +1,9 @@
 """``python -m benchmarks.loaders.records``: batches of random samples of one HDF5 file.
 
-h5py reads one sample after the other. RecordDataset reads the samples of a batch concurrently. It
-is measured twice: with neighbouring reads joined into one, and without joining. The file is sparse,
-because the content of the samples does not matter. Needs FUSE and h5py.
+h5py reads one sample after the other. RecordDataset reads the samples of a batch concurrently. The
+benchmark measures RecordDataset in two variants: one joins reads of neighbouring samples, and the
+other does not. The file is sparse, because the content of the samples does not matter. Needs FUSE
+and h5py.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavaila
 from monarch_py.loaders.records.dataset import RecordDataset
 from monarch_py.loaders.records.joining import Extents, join
 
-# Name -> latency of a request [s], rate [bytes/s].
+# Maps a name to the latency of a request [s] and the rate [bytes/s] of a slow source.
 SOURCES = {"0.5 ms": (0.0005, 200e6), "4 ms": (0.004, 1e9)}
-# The number of samples in SOLAR's smallest dataset, and the size of a sample of Lee and others
-# [bytes].
+# The number of samples is that of SOLAR's smallest dataset. The size of a sample [bytes] is from
+# the paper of Lee and others.
 SAMPLES, SAMPLE_BYTES = 87_632, 19_200
 BATCH = 64
 
 
 @contextmanager
 def slow_source(place: Path) -> Iterator[SlowSource]:
-    """Yields a source over an empty directory."""
+    """Yields a slow source whose directory is empty."""
     backing, mountpoint = place / "backing", place / "mount"
     backing.mkdir()
     mountpoint.mkdir()
@@ -81,13 +82,14 @@ def read_one_by_one(path: Path, batches: Numbers) -> float:
 
 
 def read_together(datasets: list[RecordDataset], batches: Numbers) -> tuple[float, float]:
-    """Returns the median time of a batch [s] for each of the two datasets. The datasets take turns,
-    and each batch is read from only one of them, so that no page is cached."""
+    """Returns the median time of a batch [s] for each of the two datasets, which are two views of
+    the same file. Each batch is read by only one of them, because the second read would find the
+    pages in the cache."""
     for dataset in datasets:
         dataset.close()
     for dataset in datasets:
-        # When a dataset reads its first batch, it also opens the file, and measures whether it pays
-        # to join neighbouring reads. So the first batch is not timed.
+        # Read a first batch that is not timed. It takes longer, because the dataset also opens the
+        # file, and measures whether joining neighbouring reads saves time.
         dataset.__getitems__([0, SAMPLES // 2])
     seconds: tuple[list[float], list[float]] = ([], [])
     for number, wanted in enumerate(batches):
@@ -99,7 +101,10 @@ def read_together(datasets: list[RecordDataset], batches: Numbers) -> tuple[floa
 
 
 def joined_reads(batches: Numbers, gap: int) -> tuple[float, float]:
-    """Returns (requests, bytes) of joined reads, relative to single reads."""
+    """Returns the numbers of requests and of bytes of joined reads, each relative to single reads.
+
+    gap : reads are joined if at most this many bytes lie between them
+    """
     reads, n_bytes = 0, 0
     for wanted in batches:
         offset = SAMPLE_BYTES * np.array(wanted)

@@ -1,9 +1,10 @@
-"""Measures the schedules of the samplers: how many samples ranks read from other nodes or must
-load, and the CPU time and memory that a schedule costs.
+"""Measures the schedules of samplers: where the samples come from, and what a schedule costs.
 
     python -m benchmarks.loaders.schedules [--only ROW ...] [--json FILE]
 
-Rows: local, shares, solar, evenly, epoch, resume, loader.
+A schedule assigns the samples of an epoch to ranks. The benchmark measures how many samples the
+ranks read from other nodes, or must load from the source. It also measures the CPU time and the
+memory to compute a schedule. Rows: local, shares, solar, evenly, epoch, resume, loader.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from monarch_py.plan.samplers import NONE, DistributedSampler
 from monarch_py.plan.schedule import Deal, EpochSchedule
 
 SAMPLES, SEED = 400_000, 17
-# The epoch whose cost is measured: the number of samples, the number of ranks, and the number of
-# samples in a rank's batch.
+# The schedule of a large epoch is measured. These are its numbers of samples and of ranks, and the
+# number of samples in a rank's batch.
 LARGE, RANKS, BATCH = 18_900_000, 32, 64
-# The dataset that a DataLoader reads consists of FILES files of FILE_BYTES [bytes], which are in
-# memory already.
+# The row `loader` measures a DataLoader with WORKERS workers. It reads FILES files of FILE_BYTES
+# bytes each, which are in memory.
 FILES, FILE_BYTES, WORKERS, ROUNDS = 1024, 128 << 10, 2, 24
 
 
@@ -46,7 +47,7 @@ def files(samples: int, spread: int = 0) -> Any:
 
 
 def loads_of(schedule: EpochSchedule) -> npt.NDArray[np.int64]:
-    """Returns the number of loads, by step and rank."""
+    """Returns the number of samples that each rank must load in each step, (steps, ranks)."""
     assert schedule.loads is not None
     return schedule.loads.reshape(-1, schedule.ranks).astype(np.int64)
 
@@ -55,8 +56,9 @@ def loads_of(schedule: EpochSchedule) -> npt.NDArray[np.int64]:
 
 
 def local() -> Iterator[Result]:
-    """Yields the number of samples that ranks read from other nodes, in two forms: relative to the
-    smallest possible number, and as a share of all samples. The nodes have room for all samples."""
+    """Yields two results on the number of samples that ranks read from other nodes: this number
+    relative to the smallest possible number, and as a share of all samples. All nodes together have
+    room for all samples."""
     sampler = LocalFirstSampler(
         files(SAMPLES), BATCH, SEED, rank=0, world_size=4, ranks_per_node=1, quota="10GB"
     )
@@ -80,7 +82,7 @@ def local() -> Iterator[Result]:
 
 def shares() -> Iterator[Result]:
     """Yields, for each sampler, the share of samples that ranks read from other nodes. The four
-    nodes have room for all samples."""
+    nodes together have room for all samples."""
     where: dict[str, Any] = {"rank": 0, "world_size": 4, "ranks_per_node": 1, "quota": "10GB"}
     what = "{}, 4 nodes, batches of 64: samples from other nodes / all samples"
     for kind in (LocalFirstSampler, SolarSampler):
@@ -90,8 +92,8 @@ def shares() -> Iterator[Result]:
         taken_by = np.repeat(ranks, np.diff(schedule.starts))
         share = float((sampler.holders[schedule.samples, 0] != taken_by).mean())
         yield Result(f"share-{kind.__name__}", what.format(kind.__name__), "ratio", share, None)
-    # All ranks of DistributedSampler share one order. Rank r takes every fourth sample of it, from
-    # sample r on.
+    # DistributedSampler shuffles all samples into one order for all ranks. Rank r takes the samples
+    # r, r + 4, r + 8, ... of this order.
     order = DistributedSampler(SAMPLES, 4, SEED).epoch(1)
     share = float((sampler.holders[order, 0] != np.arange(len(order)) % 4).mean())
     name = "DistributedSampler"
@@ -113,7 +115,7 @@ def solar() -> Iterator[Result]:
         schedule = sampler.schedule(1)
         loads = loads_of(schedule).ravel().tolist()
         for begin, load in zip(schedule.starts[:-1].tolist(), loads, strict=True):
-            # A batch begins with the samples that must be loaded.
+            # The first samples of a batch are those that the rank must load.
             read += int(given.sizes[schedule.samples[begin : begin + load]].sum())
         what = f"SolarSampler, quotas for {part:.0%}: bytes loaded / bytes that no node holds"
         yield Result(f"solar-source-{part}", what, "ratio", read / (total - held), 1.02)
@@ -124,8 +126,8 @@ def evenly() -> Iterator[Result]:
     holder[: SAMPLES // 5] = NONE
     order = np.random.default_rng(2).permutation(SAMPLES).astype(np.int32)
     schedule = Deal(8 * BATCH, 8, 8, 1.5).schedule(order, holder)
-    # These are the steps in which no rank's batch has the largest allowed size. In all other steps,
-    # the ranks' loads may differ.
+    # The steps in which no batch has the largest allowed size. In these steps, the ranks must have
+    # almost equal loads. In other steps, the loads may differ.
     free = schedule.sizes().max(axis=1) < 1.5 * BATCH
     loads = loads_of(schedule)[free]
     apart = int((loads.max(axis=1) - loads.min(axis=1)).max())
@@ -169,7 +171,8 @@ def large(kind: type[Any]) -> ScheduledSampler:
 
 
 def in_child(measure: Callable[[type[Any]], tuple[float, float]], kind: type[Any]) -> Any:
-    """Runs `measure` in a new process, so that other work does not affect the peak memory."""
+    """Runs `measure` in a new process, so that earlier work of this process does not affect the
+    measured peak memory."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(measure, (kind,))
 
@@ -181,8 +184,8 @@ def memory() -> float:
 
 def cost(kind: type[Any]) -> tuple[float, float]:
     """Returns the CPU time [s] to compute one rank's order of an epoch, and the sampler's memory
-    [MiB]. The memory includes the table of the holders, which is made before the measured time
-    begins."""
+    [MiB]. The memory includes the table of the nodes that hold each sample. The CPU time does not
+    include the time to make this table."""
     before = memory()
     sampler = large(kind)
     began = time.process_time()
@@ -191,8 +194,9 @@ def cost(kind: type[Any]) -> tuple[float, float]:
 
 
 def resumption(kind: type[Any]) -> tuple[float, float]:
-    """Returns the median and the largest value of a ratio: the time to resume an epoch at a step
-    and get the first batch, divided by the time to schedule the epoch."""
+    """Returns the median and the largest value of a ratio over several steps. The ratio is the time
+    to resume an epoch at the step and to get its first batch, divided by the time to compute the
+    epoch's schedule."""
     sampler = large(kind)
     ratios = []
     for done in (1, 4000, 9000):
@@ -201,8 +205,8 @@ def resumption(kind: type[Any]) -> tuple[float, float]:
         sampler.load_state_dict(state)
         next(iter(sampler))
         resumed = time.perf_counter() - began
-        # Wait until the thread that computes the next epoch has ended, because its work is not part
-        # of the measurement.
+        # Wait for the thread that computes the next epoch's schedule, so that it does not disturb
+        # the next measurement.
         for ahead in sampler._ahead.values():
             ahead.result()
         began = time.perf_counter()
@@ -234,7 +238,7 @@ def resume() -> Iterator[Result]:
 
 
 class Present:
-    """A dataset of files in memory. Each access opens and reads the file again."""
+    """A dataset of files on tmpfs. Each access to a sample opens and reads its file."""
 
     def __init__(self, root: Path) -> None:
         self.paths = [root / f"{number}" for number in range(FILES)]
@@ -289,7 +293,8 @@ def loader() -> Iterator[Result]:
             first = epoch_of(ours, ours.set_epoch, number)
             second = epoch_of(BatchSampler(theirs, BATCH, False), theirs.set_epoch, number)
             third = epoch_of(ours, ours.set_epoch, number)
-            # Our sampler runs before and after torch's, so that neither gains from its position.
+            # Monarch's sampler runs before and after torch's, so that the order of the runs gives
+            # no sampler an advantage.
             pairs.append(((first + third) / 2, second))
         what = "DataLoader, CPU time per epoch: with LocalFirstSampler / with torch's sampler"
         yield paired("loader", what, pairs[2:], limit=1.02, operations=FILES // 2)

@@ -1,10 +1,12 @@
-"""``python -m benchmarks.loaders.staged``: batches in a ring buffer, compared with torch's
-DataLoader.
+"""``python -m benchmarks.loaders.staged``: StagedLoader, compared with PyTorch's DataLoader.
 
-- Processor time and samples per second for records of 128 KiB in memory, with two workers and
-  batches of 64. In each round, one loader runs some epochs, and then the other loader runs the same
-  number of epochs. Both read the same file, which lies in the page cache.
-- `job.get()` of a sample whose batch has arrived: the median time, and the bytes that are copied.
+StagedLoader stores batches in a ring buffer. The benchmark measures:
+
+- Processor time and samples per second of both loaders. The records of 128 KiB are in the page
+  cache. Each loader has two workers and batches of 64. In each round, DataLoader runs some epochs,
+  and then StagedLoader runs the same number of epochs on the same file.
+- `job.get()` of a sample when the sample's batch has arrived: the median time, and the number of
+  bytes that are copied.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ RECORD, BATCH, WORKERS = 128 * KIB, 64, 2
 
 
 def make_records(place: Path, count: int) -> RecordDataset:
-    """Creates an HDF5 file whose rows of bytes are contiguous."""
+    """Creates an HDF5 file in which all rows of bytes are contiguous."""
     path, random = place / "records.h5", np.random.RandomState(SEED)
     with h5py.File(path, "w") as file:
         rows = file.create_dataset("x", (count, RECORD), dtype=np.uint8)
@@ -54,8 +56,8 @@ def _cpu_s() -> float:
 
 
 def _epochs(loader: Iterable[Any], epochs: int) -> tuple[float, float]:
-    """Runs `epochs` epochs, and returns their (processor, wall) time [s]. In place of a training
-    step, the loop reads one byte of each sample."""
+    """Runs `epochs` epochs. Returns their processor time and their wall time [s]. Instead of a
+    training step, the loop reads one byte of each sample."""
     cpu, wall = _cpu_s(), time.perf_counter()
     for _ in range(epochs):
         for batch in loader:
@@ -113,8 +115,8 @@ def compare(records: RecordDataset, rounds: int, epochs: int) -> list[Result]:
 
 
 def get(records: RecordDataset, batches_seen: int) -> list[Result]:
-    """Measures `job.get()` of samples whose batch has arrived: all samples of a batch except the
-    first one."""
+    """Measures `job.get()` of samples when their batch has arrived. These are all samples of a
+    batch except the first one."""
     job = Job(records, BATCH, epochs=1 + batches_seen * BATCH // len(records), workers=WORKERS)
     begin = np.frombuffer(job.buffer, dtype=np.uint8).ctypes.data
     end = begin + len(job.buffer)

@@ -1,1 +1,1 @@
-"""Benchmarks of several nodes' daemons on one machine, with a shared source."""
+"""Benchmarks of several nodes that share a source; all nodes run on one machine."""

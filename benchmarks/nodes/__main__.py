@@ -1,9 +1,10 @@
 """``python -m benchmarks.nodes [ROW ...]``: daemons of several nodes and one source.
 
-Every node has a mount of the slow source, a daemon and a long-lived reader. All mounts share one
-rate, and all readers begin an epoch together. In rows that depend on the nodes' links, every node
-is a network namespace. --slow divides all rates, including those of the links, by the same factor,
-so that a machine with few cores can run more nodes. Needs FUSE, and root for the namespaces.
+Every node has a mount of the slow source, a daemon and a reader process. The readers run during all
+epochs, and begin each epoch together. All mounts together have one rate. In rows that depend on the
+links between nodes, every node is a network namespace. --slow divides the rates of the source and
+of the links by the same factor, so that a machine with few cores can run more nodes. Needs FUSE,
+and root for the namespaces.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="runs of each measurement")
     parser.add_argument("--large-mib", type=int, default=256, help="the file of `transfer` [MiB]")
     parser.add_argument("--loaders-mib", type=int, default=256, help="dataset of `loaders` [MiB]")
-    parser.add_argument("--dir", type=Path, default=Path("/dev/shm"), help="for all files")
+    parser.add_argument("--dir", type=Path, default=Path("/dev/shm"), help="where all files go")
     parser.add_argument("--json", type=Path, help="write the JSON here, not to standard output")
     parser.add_argument("--check", action="store_true", help="exit status 1 if a limit is missed")
     return parser.parse_args()

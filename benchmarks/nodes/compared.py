@@ -1,9 +1,9 @@
 """Compares Monarch with widely used loaders.
 
-With each loader, four ranks read the same samples from the same source. The samples are stored
-beforehand in each loader's own format: files, tar shards for webdataset, MDS shards for MosaicML
-streaming. Each rank of MosaicML streaming has a cache as large as Monarch's tier and staging area
-together. A loader that is not installed is left out.
+With each loader, four ranks read the same samples from the same source. Before the measurement, the
+samples are stored in the format of each loader: files, tar shards for webdataset, MDS shards for
+MosaicML streaming. Each rank of MosaicML streaming has a cache, which is as large as a node's tier
+and staging area in Monarch together. A loader that is not installed is left out.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ RANKS, WORKERS, BATCH, EPOCHS, SHARDS = 4, 2, 16, 3, 32
 
 
 class Compared(NamedTuple):
-    """A loader and how it runs.
+    """A loader, and how it runs.
 
-    loader : its name in loaders.py;  package : the package that must be installed
-    form : the form of the samples
-    under_monarch : "no" without daemons; "hash" for owners by hash; "plan" if daemons follow a plan
+    loader : the loader's name in loaders.py
+    package : the package that must be installed
+    form : the format of the samples, which is the name of their directory
+    under_monarch : "no" if no daemons run; "hash" if hashes determine the owners of files; "plan"
+        if the daemons follow a plan
     """
 
     loader: str
@@ -58,11 +60,11 @@ COMPARED = {
     "SolarSampler and StagedLoader under Monarch": Compared("solar", "torch", "files", "hash"),
     "DALI under Monarch": Compared("dali", "nvidia.dali", "files", "hash"),
 }
-# For each loader, the limit on the time of an epoch after the first one, relative to the time that
-# the source needs to send the dataset.
+# Some loaders have a limit on the time of an epoch after the first one. The limit is relative to
+# the time that the source needs to send the dataset.
 MOST = {"local_first": 0.10, "solar": 0.041}
-# Runs a program with its own /dev/shm, as on a separate node. $1 is an empty directory. $2 is a
-# directory in the old /dev/shm; the program can still access this directory at its path.
+# A shell script that runs a program with its own /dev/shm, as on a separate node. $1 is an empty
+# directory. $2 is a directory in the old /dev/shm. The program can access $2 at its old path.
 OWN_SHM = """
 mount --rbind "$2" "$1" && mount -t tmpfs none /dev/shm && mkdir -p "$2" &&
 mount --rbind "$1" "$2" && shift 2 && exec "$@"
@@ -70,8 +72,8 @@ mount --rbind "$1" "$2" && shift 2 && exec "$@"
 
 
 def make_formats(root: Path, plain: Dataset) -> None:
-    """Writes the samples of `plain` as tar shards and as MDS shards too. The samples already exist
-    as files in root/files."""
+    """Writes the samples of `plain`, which already exist as files in root/files, also as tar shards
+    and as MDS shards."""
     files = len(plain.sizes)
     (root / "tar").mkdir()
     each = -(-files // SHARDS)
@@ -102,14 +104,14 @@ def with_own_shm(argv: list[str], keep: str, place: Path) -> list[str]:
     """Returns a command line that runs `argv` with its own /dev/shm.
 
     keep : an empty directory, on which `place` is mounted while /dev/shm is replaced
-    place : a directory in the old /dev/shm; `argv` can still access this directory at its path
+    place : a directory in the old /dev/shm. The command can access it at its old path
     """
     return ["unshare", "--mount", "sh", "-c", OWN_SHM, "sh", keep, str(place), *argv]
 
 
 @contextmanager
 def ranks_of(bed: Testbed, name: str, cache: int) -> Iterator[list[Child]]:
-    """Yields a process for each rank, once all are ready."""
+    """Starts a process for each rank, waits until all processes are ready, and yields them."""
     loader = COMPARED[name].loader
     listener = listen("127.0.0.1")
     port = listener.getsockname()[1]
@@ -143,7 +145,7 @@ def ranks_of(bed: Testbed, name: str, cache: int) -> Iterator[list[Child]]:
 
 
 def epochs_of(bed: Testbed, name: str, cache: int) -> list[float]:
-    """Runs the epochs. Returns the time of each epoch [s], which is that of its slowest rank."""
+    """Runs the epochs. Returns the time of the slowest rank in each epoch [s]."""
     seconds = []
     with ranks_of(bed, name, cache) as children:
         for number in range(EPOCHS):
@@ -175,7 +177,8 @@ def compared(
     """Compares all loaders. The time of an epoch is relative to the time that the source needs to
     send the dataset.
 
-    mib, kib : the sizes of the dataset and of a sample
+    mib : the size of the dataset [MiB]
+    kib : the size of a sample [KiB]
     """
     files = (mib << 20) // (kib << 10)
     formats = place / "formats"

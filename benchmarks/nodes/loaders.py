@@ -4,9 +4,10 @@
 
     python -m benchmarks.nodes.loaders NAME ROOT RANK RANKS WORKERS BATCH
 
-The program prints 0 when it is ready. Each line on its standard input is an epoch's number. The
-answer is the number of bytes read and the duration of the epoch [ns], including the loader's work
-at the beginning of the epoch. Samples are bytes: nothing is decoded.
+The program prints 0 when it is ready. Each line on its standard input is the number of an epoch to
+run. The answer is the number of bytes read, and the duration of the epoch [ns]. The duration
+includes the loader's work at the beginning of the epoch. The samples are bytes, which are not
+decoded.
 """
 
 from __future__ import annotations
@@ -19,22 +20,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SEED = 1
-# The environment variable that contains the size of a rank's cache [bytes], for loaders that have a
-# cache.
+# The name of the environment variable that contains the size of a rank's cache [bytes], for loaders
+# that have a cache.
 CACHE_VARIABLE = "MONARCH_BENCHMARK_CACHE"
-# The environment variable with the directory in which a loader may cache samples.
+# The name of the environment variable that contains the directory in which a loader may cache
+# samples.
 LOCAL_VARIABLE = "MONARCH_BENCHMARK_LOCAL"
 # The number of samples in the shuffle buffer, for webdataset and for tf.data.
 TAR_BUFFER, TF_BUFFER = 100, 1000
-# A function that runs the epoch of the given number, and yields the length of each sample that this
-# rank gets.
+# A function that runs one epoch, and yields the length of each sample that this rank gets. Its
+# argument is the number of the epoch.
 Loader = Callable[[int], Iterator[int]]
 
 
 class Job(NamedTuple):
     """The task of a rank.
 
-    root : the directory of the samples, which are stored in the loader's own form
+    root : the directory of the samples, which are stored in the format of the loader
+    ranks : the number of ranks
+    workers : the number of worker processes or threads of each rank
+    batch : the number of samples in a batch
     """
 
     root: Path
@@ -60,7 +65,8 @@ class Files:
 def epochs_of(loader: Any, sampler: Any) -> Loader:
     """Returns a Loader that yields the lengths of the samples.
 
-    sampler : receives the number of each epoch
+    loader : an iterable over batches
+    sampler : the object on which `set_epoch` is called with the number of each epoch
     """
 
     def epoch(number: int) -> Iterator[int]:
@@ -134,8 +140,8 @@ def webdataset(job: Job) -> Loader:
     shards = sorted(str(path) for path in job.root.iterdir())
 
     def epoch(number: int) -> Iterator[int]:
-        # In each epoch, the shards are distributed over the ranks anew, as webdataset's
-        # documentation recommends.
+        # Distribute the shards to the ranks again in each epoch, as the documentation of webdataset
+        # recommends.
         order = list(shards)
         random.Random(number).shuffle(order)
         split = {"nodesplitter": wds.split_by_node, "workersplitter": wds.split_by_worker}
@@ -216,7 +222,7 @@ def torchdata(job: Job) -> Loader:
 
 
 def tensorflow(job: Job) -> Loader:
-    """Returns a tf.data loader. Its cache is a file, which is complete after an epoch."""
+    """Returns a tf.data loader. Its cache is a file, which is complete after the first epoch."""
     import tensorflow as tf
 
     options = tf.data.Options()
@@ -289,7 +295,8 @@ def staged(job: Job) -> Loader:
 
 
 def groups(job: Job) -> Loader:
-    """Reads with a GroupLoader, which uses a single process, whatever the number of workers."""
+    """Returns a loader that uses a GroupLoader. A GroupLoader uses a single process, so the number
+    of workers has no effect."""
     import torch  # imported before the first epoch, as in a training program
 
     from monarch_py.loaders import GroupLoader
@@ -318,7 +325,8 @@ LOADERS: dict[str, Callable[[Job], Loader]] = {
 
 def main() -> None:
     name, root, *numbers = sys.argv[1:]
-    # Output of libraries must not mix with the answers.
+    # Redirect standard output to standard error, so that libraries that print do not disturb the
+    # answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     epoch = LOADERS[name](Job(Path(root), *map(int, numbers)))

@@ -1,7 +1,7 @@
 """Simulates the measured nodes with the same policy classes that the daemons use.
 
-Ranks read as reader.c does: the threads of a rank take its files in order, and compute nothing in
-between. Ranks wait for each other only at the end of an epoch.
+The simulated ranks read as reader.c does: the threads of a rank take the rank's files in order, and
+do not compute. The ranks wait for each other only at the end of an epoch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from monarch_py.simulator.scenario import Curve, NodeOverride, Scenario, Storage
 from monarch_py.simulator.scenario import Dataset as Files
 from monarch_py.simulator.scenario import Rates as SimulatedRates
 
-# Stands for no limit [bytes/s].
+# A rate that is so high that it is no limit [bytes/s].
 FAST = 1e12
 # For each rank, the files that it reads in one epoch.
 Orders = Sequence[Sequence[int]]
@@ -52,7 +52,8 @@ class Rates:
 class Simulated(NamedTuple):
     """The time and bytes of one or several epochs, simulated or real.
 
-    source : what the source has sent [bytes];  peers : what other nodes have sent [bytes]
+    source : the number of bytes that the source has sent
+    peers : the number of bytes that other nodes have sent
     """
 
     seconds: float
@@ -62,11 +63,11 @@ class Simulated(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """A run of nodes with one rank each.
+    """A run on several nodes with one rank each.
 
-    orders : the files of each rank, by epoch
-    hashes : the files' hashes, which determine the owners; if None, arbitrary hashes
-    gone : nodes without a daemon
+    orders : for each epoch, the files that each rank reads
+    hashes : the files' hashes, which determine the owners; None for arbitrary hashes
+    gone : the nodes that have no daemon
     """
 
     dataset: Dataset
@@ -78,10 +79,10 @@ class Run:
 
     def by_hash(self) -> list[Simulated]:
         """Simulates daemons that determine the owners of files by hash. These daemons do not know
-        which files will be accessed next. So nothing is prefetched before an epoch, and a reader
-        thread requests its next file only when the thread is free."""
-        # The buffer is as large as the dataset, so readers wait only for the files that they have
-        # requested, never for space in the buffer.
+        which files the ranks will read next. So nothing is prefetched before an epoch, and a
+        reading thread requests its next file only when it has finished the previous one."""
+        # The buffer is as large as the dataset, so that no thread ever waits for space in the
+        # buffer.
         scenario = self._scenario(self.dataset.bytes, self.layout.threads)
         found = []
         for number, order in enumerate(self.orders):
@@ -97,9 +98,9 @@ class Run:
         return self._without(job, decision) if self.gone else decision
 
     def _without(self, job: Job, decision: Decision) -> Decision:
-        """Adapts a decision to the nodes that have no daemon. The files that these nodes would keep
-        are read from the source by all nodes. The ranks on these nodes read every file from the
-        source."""
+        """Returns `decision`, changed for the nodes that have no daemon (`gone`). All nodes read
+        the files that these nodes would hold from the source. The ranks on these nodes read all
+        files from the source."""
         home = np.full(job.files, PFS, np.int32)
         home[decision.copies.file] = decision.copies.node
         home[np.isin(home, self.gone)] = PFS
@@ -115,13 +116,13 @@ class Run:
         return replace(decision, served=served)
 
     def by_plan(self) -> list[Simulated]:
-        """Simulates daemons that follow a plan: all files are fetched in the order of use, even
-        across the ends of epochs.
+        """Simulates daemons that follow a plan. They fetch all files in the order in which the
+        ranks use them, and do not stop at the end of an epoch.
 
-        A daemon's staging area holds only files that the node does not keep, but in the simulator
-        all files pass through the staging buffer. So the simulated buffer is larger: its size is
-        the size of the staging area, divided by the share of the bytes that pass through the
-        staging area (`_foreign`).
+        A daemon's staging area holds only files that the node does not keep in its tier. In the
+        simulator, all files pass through the staging buffer. So the simulated buffer must be larger
+        than the staging area. Its size is the size of the staging area, divided by the share of the
+        bytes that pass through the staging area (`_foreign`).
         """
         area = self.layout.staging - self.layout.staging // WINDOW_LEAVES
         scenario = self._scenario(area, PEER_THREADS)
@@ -131,8 +132,8 @@ class Run:
         return _epochs(measure(scenario, self._job(scenario, self.orders), decision))
 
     def _foreign(self, decision: Decision) -> float:
-        """Returns the number of bytes that ranks read from files that their own nodes do not keep,
-        divided by the number of all bytes read."""
+        """Returns a ratio: the number of bytes in reads of files that the rank's own node does not
+        keep, divided by the number of all bytes read."""
         sizes = self.dataset.sizes
         kept = np.zeros((len(self.layout.tiers), len(sizes)), bool)
         kept[decision.copies.node, decision.copies.file] = True
@@ -149,7 +150,8 @@ class Run:
         buffer : size of each node's staging buffer [bytes]
         threads : number of threads on each node that fetch files
         """
-        # The blocks and the name of each file count towards a tier's quota.
+        # A file uses up more of a tier's quota than its size: its size is rounded up to complete
+        # blocks, and its name needs room too.
         counted = UNIT.rounded(self.dataset.sizes.astype(np.uint64)).sum()
         share = self.dataset.bytes / float(counted)
         tiers = [int(share * (quota - slack_of(quota))) for quota in self.layout.tiers]
@@ -174,11 +176,12 @@ class Run:
                 NodeOverride((node,), capacity_bytes={"tier": room})
                 for node, room in enumerate(tiers)
             ),
-            links="fair",  # similar to TCP
+            links="fair",  # transfers share a link equally, similar to TCP
         )
 
     def _job(self, scenario: Scenario, orders: Sequence[Orders]) -> Job:
-        """Returns a job whose ranks read `orders`. Each epoch of the job is one step."""
+        """Returns a job in which the ranks read `orders`. Each epoch of the job is a single step,
+        because the ranks wait for each other only at the end of an epoch."""
         width = max(len(files) for order in self.orders for files in order)
         made = np.full((len(orders), scenario.nodes, 1, width), NO_FILE, np.int32)
         for epoch, order in enumerate(orders):
@@ -194,8 +197,8 @@ class Run:
 
 
 def _epochs(run: Measured) -> list[Simulated]:
-    """Returns the time and bytes of each epoch of a simulation. If the staging buffers were filled
-    before the first step, the bytes that filled them are left out."""
+    """Returns the time and bytes of each epoch of a simulation. Does not count the bytes that
+    filled the staging buffers before the first step."""
     ends = [run.first_step, *run.epoch_end.tolist()]
     peers = run.bytes[:, PLACES.index("remote")].tolist()
     source = run.pfs_bytes.tolist()
@@ -210,8 +213,8 @@ def _epochs(run: Measured) -> list[Simulated]:
 def later_epochs(
     dataset: Dataset, layout: Layout, rates: Rates, epochs: int
 ) -> tuple[float, float]:
-    """Returns two total times [s] of all epochs except the first one: with owners by hash, and with
-    a plan."""
+    """Returns two times [s], each of all epochs except the first one together. In the first, hashes
+    determine the owners of files. In the second, the daemons follow a plan."""
     orders = [dataset.shares(len(layout.tiers), number) for number in range(epochs)]
     run = Run(dataset, layout, orders, rates)
     hashed, planned = (

@@ -1,12 +1,13 @@
-/* One rank of a job: threads take the files of the rank's list one after the other, as a loader's
- * workers do. A thread reads a file to its end, and then computes for a while.
+/* One rank of a job: threads take files from a list, as the workers of a loader do. A thread reads
+ * a file to its end, and then sleeps for a while instead of computing.
  *
  *   reader THREADS BLOCK
  *
- * The line "epoch LIST COMPUTE" on standard input runs one epoch. LIST is a file of paths, each
- * ended by a NUL; COMPUTE is the computing time of a file [ns]. The answer is one line: the epoch's
- * wall time, the CPU time of all threads, the total time of calls that open and read, the longest
- * such call (all in ns), the bytes read, the number of files that could not be read, and a digest
+ * The line "epoch LIST COMPUTE" on standard input runs one epoch. LIST is a file of paths; each
+ * path ends with a NUL byte. COMPUTE is the time [ns] that a thread sleeps after each file. The
+ * answer is one line. It contains four times [ns]: the wall time of the epoch, the CPU time of all
+ * threads, the total time of calls that open or read a file, and the longest time of such a call.
+ * Then follow the number of bytes read, the number of files that could not be read, and a digest
  * that depends on the value and the position of every byte.
  */
 #define _GNU_SOURCE
@@ -127,7 +128,7 @@ static void run_epoch(int threads) {
         pthread_join(thread[i], NULL);
     wall = now(CLOCK_MONOTONIC) - wall;
     cpu = now(CLOCK_PROCESS_CPUTIME_ID) - cpu;
-    /* The digest is cut to 53 bits, which a number in JSON can represent. */
+    /* Shorten the digest to 53 bits, so that a number in JSON can represent it exactly. */
     uint64_t all[] = {wall, cpu, io_ns, longest_ns, bytes, failed, digest >> 11};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         printf("%llu%c", (unsigned long long)all[i], i + 1 < sizeof all / sizeof *all ? ' ' : '\n');

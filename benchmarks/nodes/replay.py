@@ -1,7 +1,8 @@
 """Compares real runs of several nodes with their simulation.
 
-The simulator gets the same files, orders and hashes, the policies that the daemons follow
-(prediction.py), and rates that were measured beforehand without Monarch. Nothing is fitted.
+The simulator gets the same files, read orders and hashes as the real run, and the policies that the
+daemons follow (prediction.py). Its rates were measured before the run, without Monarch. No
+parameter is fitted to the real run.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ LIMIT = 0.1
 def measure_rates(
     place: Path, dataset: Dataset, reader: Path, link_bits: float, source: Epoch
 ) -> Rates:
-    """Measures the rate of a link with plain sendfile, and the rate of a tier by running the reader
-    on plain files in memory. The rate of the source follows from an epoch that was measured before.
+    """Returns the rates of the source, of a node's link and of a tier. Measures the rate of a link
+    with plain sendfile. Measures the rate of a tier by running the reader on ordinary files in
+    memory. Computes the rate of the source from an earlier epoch.
 
-    source : that epoch, in which all nodes read the source without daemons
+    source : the earlier epoch, in which all nodes read the source without daemons
     """
     content = place / "link"
     size = int(link_bits / 8 * LINK_S)
@@ -51,7 +53,11 @@ def measure_rates(
 
 @dataclass(frozen=True)
 class Replayed:
-    """The results of a real run and of its simulation, for each epoch."""
+    """The results of a real run and of its simulation.
+
+    real, simulated : the results of each epoch
+    bytes : the number of all bytes that the ranks read in all epochs
+    """
 
     real: list[Simulated]
     simulated: list[Simulated]
@@ -65,13 +71,14 @@ class Replayed:
 
     @property
     def worst(self) -> float:
-        """Returns the ratio of simulated to real time in the epoch where they differ most."""
+        """Returns the ratio of simulated to real time for the epoch in which this ratio differs
+        most from 1."""
         ratios = [s.seconds / r.seconds for s, r in zip(self.simulated, self.real, strict=True)]
         return max(ratios, key=lambda ratio: abs(ratio - 1))
 
     def apart(self, origin: str) -> float:
-        """Returns how many more bytes came from an origin in the real run than in the simulated
-        run, divided by the number of all bytes read.
+        """Returns the number of bytes that came from an origin in the real run, minus this number
+        in the simulated run. The difference is divided by the number of all bytes read.
 
         origin : "source" or "peers"
         """
@@ -81,7 +88,8 @@ class Replayed:
         return float(real - simulated) / self.bytes
 
     def said(self) -> dict[str, Any]:
-        """Returns the numbers for the JSON: seconds, and bytes as shares of an epoch's bytes."""
+        """Returns the numbers for the JSON: times [s], and the bytes of each origin in each epoch,
+        as shares of all bytes of an epoch."""
         epoch = self.bytes / len(self.real)
         said: dict[str, Any] = {}
         for name, epochs in (("real", self.real), ("simulated", self.simulated)):
@@ -92,12 +100,12 @@ class Replayed:
 
 
 def replay(bed: Testbed, rates: Rates, orders: Sequence[Orders]) -> Replayed:
-    """Runs the epochs, and simulates them."""
+    """Runs the epochs on the testbed, and simulates the same epochs."""
     run = Run(bed.dataset, bed.layout, orders, rates, bed.hashes())
     epochs = bed.epochs(orders)
     real = [Simulated(e.seconds, e.did("served"), e.did("bytes_from_peers")) for e in epochs]
-    # Daemons with a plan start fetching before the first read, as fast as the source allows. So the
-    # time and the bytes of that fetch are added to the first epoch.
+    # Daemons with a plan start to fetch files before the ranks start, as fast as the source allows.
+    # So add the time and the bytes of this early fetch to the first epoch.
     ahead = epochs[0].before
     real[0] = Simulated(
         real[0].seconds + ahead["served"] / rates.source,
@@ -109,7 +117,7 @@ def replay(bed: Testbed, rates: Rates, orders: Sequence[Orders]) -> Replayed:
 
 
 def lines_of(name: str, runs: Sequence[Replayed]) -> list[Result]:
-    """Returns the results, each the median over the runs."""
+    """Returns the lines of the table. Each value is the median over the runs."""
     seconds = statistics.median(run.seconds for run in runs)
     worst = statistics.median(run.worst for run in runs)
     apart = {

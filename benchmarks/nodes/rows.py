@@ -1,4 +1,4 @@
-"""The measurements on nodes that share a source. Each of them returns lines of the table."""
+"""The measurements on nodes that share a source. Each measurement returns lines of the table."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from benchmarks.nodes.transfer import transfer
 from benchmarks.numbers import Result
 from benchmarks.peers.nodes import Nodes
 
-# The size of a node's tier, relative to the node's share of the dataset. With SPARE, there is room
-# to spare. With JUST, the room beyond the files is just enough for names and partial blocks.
-# STAGING: the size of the small staging area relative to the dataset.
+# SPARE and JUST are sizes of a node's tier, relative to the node's share of the dataset. With
+# SPARE, the tier is larger than necessary. With JUST, the tier is just large enough for the files,
+# their names and their incomplete blocks. STAGING is the size of the staging area, relative to the
+# dataset.
 SPARE, JUST, STAGING = 1.05, 1.02, 0.04
 EPOCHS = 5
 
 
 class Rows:
-    """The common part of all measurements."""
+    """The measurements, and the dataset and rates that they share."""
 
     def __init__(self, args: argparse.Namespace, place: Path, programs: tuple[Path, Path]) -> None:
         self.args, self.place, self.programs = args, place, programs
@@ -43,7 +44,7 @@ class Rows:
 
     @property
     def rates(self) -> Rates:
-        """The configured rates of source and links."""
+        """The rates of the source and of the links, as configured (not measured)."""
         return Rates(self.rate, self.link_bits / 8)
 
     # --- runs -----------------------------------------------------------------------------------
@@ -84,7 +85,8 @@ class Rows:
     # --- the source once ------------------------------------------------------------------------
 
     def once(self) -> list[Result]:
-        """Measures the first epoch of nodes whose tiers together hold the dataset."""
+        """Measures the first epoch on several nodes. The tiers of all nodes together have room for
+        the dataset."""
         results: list[Result] = []
         for nodes in self.args.nodes:
             for how, orders in (
@@ -122,8 +124,8 @@ class Rows:
     # --- later epochs ---------------------------------------------------------------------------
 
     def configurations(self) -> dict[str, Layout]:
-        """Returns, by name, the testbeds that are compared. Each has four nodes, and each node has
-        a tier for a quarter of the dataset."""
+        """Returns the testbeds that are compared, by their names. Each testbed has four nodes, and
+        the tier of each node has room for a quarter of the dataset."""
         return {
             "source only": self.layout(4, has_daemons=False),
             "hash": self.layout(4, spare=JUST),
@@ -131,7 +133,7 @@ class Rows:
         }
 
     def epochs(self) -> list[Result]:
-        """Measures epochs of four nodes that each hold a quarter of the dataset."""
+        """Measures epochs on four nodes. The tier of each node holds a quarter of the dataset."""
         names = list(self.configurations())
         seconds: dict[str, list[float]] = {name: [] for name in names}
         remote: dict[str, list[float]] = {name: [] for name in names}
@@ -192,8 +194,9 @@ class Rows:
     # --- waiting --------------------------------------------------------------------------------
 
     def waited(self) -> list[Result]:
-        """Measures the share of opens that find no complete copy, in those testbeds of
-        `configurations` that have daemons. The ranks compute for twice as long as reading takes."""
+        """Measures the share of opens that find no complete copy. Uses the testbeds of
+        `configurations` that have daemons. For each file, the ranks compute twice as long as they
+        read."""
         results = []
         for name, layout in self.configurations().items():
             if not layout.has_daemons:
@@ -215,14 +218,15 @@ class Rows:
     # --- balance --------------------------------------------------------------------------------
 
     def balance(self) -> list[Result]:
-        """Measures four ranks on one of two nodes. For each rank, a different share of its files
-        lies on the other node. The rank misses these files.
+        """Measures four ranks that run on one of two nodes. Some files of each rank have no copy on
+        this node, but only on the other node. The number of these missing files differs between the
+        ranks.
 
         There are three variants. In the first, the daemon divides its threads equally among the
-        ranks; in the others, ranks with more misses get more threads. In the first two, all missing
-        files come from the other node, and the threads that fetch from it are a bottleneck. In the
-        third, the threads that read the source fetch missing files too, so there are enough
-        threads.
+        ranks. In the second and third, ranks with more missing files get more threads. In the first
+        and second, all missing files come from the other node, so the few threads that fetch from
+        other nodes are a bottleneck. In the third, the threads that read the source fetch missing
+        files too, so there are enough threads.
         """
         results = []
         for name, is_on, fetch, most in (
@@ -298,9 +302,10 @@ class Rows:
     # --- comparison with the simulator ----------------------------------------------------------
 
     def replay(self) -> list[Result]:
-        """Compares real epochs with simulated ones. Both make the same accesses. The rates in the
-        simulation were measured without Monarch. The simulated policies ask a file's holders even
-        if the source is idle, and the daemons are configured to do the same."""
+        """Compares real epochs with simulated epochs of the same accesses. The simulation uses
+        rates that were measured without Monarch. In the simulated policies, a node that lacks a
+        file always requests it from a node that holds it, even if the source is idle. The daemons
+        are configured to do the same."""
         layouts = self.configurations()
         plain = layouts.pop("source only")
         with self.testbed(plain) as bed:
@@ -331,8 +336,8 @@ class Rows:
         return compared(self.place, self.programs, self.rate, self.link_bits, mib, 128)
 
     def _digests(self) -> list[list[int]]:
-        """Returns, for each epoch, the digest of the bytes that each rank must read. The ranks read
-        the source without daemons, and without a limit on its rate."""
+        """Returns, for each epoch, the correct digest of the bytes that each rank reads. To compute
+        the digests, the ranks read the source without daemons and without a limit on the rate."""
         with self.testbed(self.layout(4, has_daemons=False)) as bed:
             for mount in bed.mounts:
                 mount.rate(0)
@@ -344,10 +349,10 @@ def least_of(name: str, what: str, value: float, limit: float | None) -> Result:
 
 
 def unequal(bed: Testbed, shares: Sequence[float]) -> list[list[int]]:
-    """Returns, for each rank of node 0, the files that it reads. All ranks read the same number of
-    files.
+    """Returns, for each rank of node 0, the files that the rank reads. All ranks read the same
+    number of files.
 
-    shares : for each rank, the share of its files that lies on the other node
+    shares : for each rank, the share of its files that have a copy only on the other node
     """
     here = bed.kept(0)
     there = [number for number in range(len(bed.dataset.sizes)) if number not in here]
@@ -358,6 +363,6 @@ def unequal(bed: Testbed, shares: Sequence[float]) -> list[list[int]]:
         far = int(each * share)
         mine, near = near[: each - far], near[each - far :]
         theirs, there = there[:far], there[far:]
-        # The files of this node and those of the other node are evenly mixed.
+        # Mix the files of this node and those of the other node evenly.
         orders.append(sorted(mine + theirs, key=lambda number: (number * 2654435761) % (1 << 32)))
     return orders

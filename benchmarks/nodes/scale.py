@@ -1,8 +1,8 @@
 """``python -m benchmarks.nodes.scale``: the memory and time that large numbers of nodes need.
 
-The benchmark measures constants: memory and CPU time per file. It then simulates epochs with the
-policy classes that the daemons use; the datasets grow with the number of nodes. The results are
-drawn in a picture in docs/img.
+The benchmark measures the memory and the CPU time per file. It then simulates epochs on 1 to 4096
+nodes, with the policy classes that the daemons use. The size of the dataset is proportional to the
+number of nodes. The results are drawn in a picture in docs/img.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from monarch_py.simulator.scenario import (
 PICTURE = Path("docs/img/scale.png")
 NODES = (1, 4, 16, 64, 256, 1024, 4096)
 MIB = 1 << 20
-# A node's part of a job: the number of files in an epoch, the size of a file [bytes], and the batch
-# size. The second line has the rates [bytes/s] of computing, of the node's link, and of the file
-# system for one client and for all clients together.
+# FILES is the number of files that a node reads in an epoch, SIZE is the size of a file [bytes],
+# and BATCH is the number of files in a node's batch. The other constants are rates [bytes/s]: of
+# training, of a node's link, of the file system for one client, and for all clients together.
 FILES, SIZE, BATCH = 8, 32 * MIB, 4
 COMPUTE, LINK, ONE_CLIENT, ALL_CLIENTS = 1e9, 3e9, 2e9, 50e9
 LABELS = {"hash": "hash", "plan": "plan, 5 epochs"}
@@ -55,8 +55,8 @@ COMPARED = {"source only": "staging-buffer", "hash": "hash", "plan": "planned"}
 
 
 def constants(files: int, nodes: int) -> list[Result]:
-    """Measures the memory and CPU time per file, for `files` files (1,000 in each directory) and
-    `nodes` nodes."""
+    """Measures the memory and CPU time per file. There are `files` files, 1,000 in each directory,
+    and `nodes` nodes."""
     names = [f"train/n{number // 1000:08d}/{number:08d}.JPEG" for number in range(files)]
     pool = sum(len(name) + 1 for name in names)
     catalog = lib.monarch_catalog_bytes(files, pool) / files
@@ -91,7 +91,7 @@ def constants(files: int, nodes: int) -> list[Result]:
 
 
 def told(files: int) -> float:
-    """Returns how many bytes per file a scan sends to each of the other nodes."""
+    """Returns how many bytes per file the scanning node sends to each other node."""
     with tempfile.TemporaryDirectory() as place:
         source, tier = Path(place, "source"), Path(place, "tier")
         tier.mkdir()
@@ -133,6 +133,7 @@ def scenario(nodes: int, epochs: int) -> Scenario:
 def simulated(nodes: int, epochs: int, name: str, *, held: bool) -> Measured:
     """Simulates a job.
 
+    name : the policy, a key of COMPARED
     held : whether the copies exist before the first step, so that no epoch has to make them
     """
     made = scenario(nodes, epochs)
@@ -144,8 +145,10 @@ def simulated(nodes: int, epochs: int, name: str, *, held: bool) -> Measured:
 
 
 def curves() -> dict[str, dict[str, list[float]]]:
-    """Returns, by policy, the times of a later epoch [s] and the shares of the bytes that come from
-    a node's own copies. Each list has one value for each number of nodes."""
+    """Returns two dictionaries, each with a list for each policy: the times of an epoch after the
+    first one [s], and the shares of the bytes that come from the node's own copies. A list has one
+    value for each number of nodes in NODES. Some lists end earlier, because jobs with more nodes
+    would take too long to simulate."""
     seconds: dict[str, list[float]] = {name: [] for name in COMPARED}
     local: dict[str, list[float]] = {label: [] for label in LABELS.values()}
     for nodes in NODES:
@@ -161,7 +164,7 @@ def curves() -> dict[str, dict[str, list[float]]]:
                 file=sys.stderr,
             )
         for epochs in (20, 90):
-            # A job with a larger product of nodes and epochs would take minutes to simulate.
+            # Leave out larger jobs, because their simulation would take minutes.
             if nodes * epochs <= 24_000:
                 run = simulated(nodes, epochs, "plan", held=True)
                 local.setdefault(f"plan, {epochs} epochs", []).append(share(run))
@@ -169,7 +172,8 @@ def curves() -> dict[str, dict[str, list[float]]]:
 
 
 def share(run: Measured) -> float:
-    """Returns the share of the bytes after the first epoch that comes from nodes' own copies."""
+    """Returns the share of the bytes that come from the nodes' own copies in all epochs except the
+    first one."""
     later = run.bytes[1:].sum(axis=0)
     return float(later[PLACES.index("local")] / later.sum())
 

@@ -1,4 +1,4 @@
-"""Nodes on one machine; each has a mount of the slow source, a daemon and ranks.
+"""Simulated nodes on one machine; each has a mount of the slow source, a daemon and ranks.
 
 All mounts share a single link to the source. The daemons reach each other over the loopback
 interface, or through network namespaces with links of their own (benchmarks/peers/nodes.py).
@@ -60,8 +60,8 @@ class Dataset:
 
     @classmethod
     def make(cls, backing: Path, files: int, mean: int) -> Dataset:
-        """Creates files of half to one and a half times `mean` [bytes]. Their total size is `files`
-        times `mean`."""
+        """Creates files of random sizes, from half of `mean` to one and a half times `mean`
+        [bytes]. Their total size is about `files` times `mean`."""
         backing.mkdir()
         random = np.random.RandomState(SEED)
         sizes = random.randint(mean // 2, mean * 3 // 2, files).astype(np.int64)
@@ -79,22 +79,27 @@ class Dataset:
         return int(self.sizes.sum())
 
     def everything(self, ranks: int, epoch: int) -> list[list[int]]:
-        """Returns an order of all files for each rank. The orders of the ranks differ."""
+        """Returns, for each rank, all files in a random order. Each rank has another order."""
         return [
             np.random.RandomState([SEED, epoch, rank]).permutation(len(self.sizes)).tolist()
             for rank in range(ranks)
         ]
 
     def shares(self, ranks: int, epoch: int) -> list[list[int]]:
-        """Returns the order of PyTorch's DistributedSampler, divided among the ranks."""
+        """Returns, for each rank, the files that PyTorch's DistributedSampler assigns to it, in the
+        order in which the rank reads them."""
         sampler = DistributedSampler(len(self.sizes), ranks, seed=SEED)
         order = sampler.epoch(epoch)
         return [order[rank::ranks].tolist() for rank in range(ranks)]
 
 
 class RankEpoch(NamedTuple):
-    """The numbers that reader.c prints after an epoch, in the same order. `io_ns` is the time of
-    all calls that open or read, `longest_ns` the time of the longest of these calls."""
+    """The numbers that reader.c prints after an epoch, in the order in which it prints them.
+
+    io_ns : the total time of all calls that open or read a file
+    longest_ns : the longest time of such a call
+    failed : the number of files that could not be read
+    """
 
     wall_ns: int
     cpu_ns: int
@@ -129,10 +134,10 @@ class Epoch:
         return [rank.digest for rank in self.ranks]
 
     def did(self, count: str) -> int:
-        """Returns how much a count of `Testbed.counts` has grown during the epoch; 0 if there is no
-        such count.
+        """Returns by how much a count of `Testbed.counts` has grown during the epoch. Returns 0 if
+        there is no such count.
 
-        count : the count's name
+        count : the name of the count
         """
         return self.after.get(count, 0) - self.before.get(count, 0)
 
@@ -141,11 +146,15 @@ class Epoch:
 class Layout:
     """The nodes of a testbed, and what runs on them.
 
-    tiers, staging : sizes on each node [bytes];  settings : more keys of every configuration
-    planned : number of epochs in the access plan that the daemons follow; 0 for no plan
-    loader : the plan's loader, by default that of `Dataset.shares`
-    rank_nodes : the node on which each rank runs; by default one rank on each node
-    has_daemons : whether daemons run; otherwise the ranks read the source, without the library
+    tiers : for each node, the size of its tier [bytes]
+    staging : the size of the staging area of each node [bytes]
+    settings : more keys of every node's configuration
+    planned : the number of epochs in the access plan that the daemons follow; 0 for no plan
+    loader : the loader in the plan; None for a loader that reads in the order of `Dataset.shares`
+    rank_nodes : for each rank, the node on which it runs; None for one rank on each node
+    has_daemons : whether daemons run. If not, the ranks read the source, without the library
+    keep_pages : whether the kernel keeps the source's pages in its page cache
+    threads : the number of reading threads of each rank
     """
 
     tiers: Sequence[int]
@@ -160,15 +169,18 @@ class Layout:
 
 
 class Testbed:
-    """The running nodes that a Layout describes. They run while the context lasts.
+    """The running nodes that a Layout describes. They run inside a `with` block.
 
-    The daemons start as `monarch start` starts them on several nodes: one node lists the files of
-    the source, and all daemons receive the list. The first daemon is then asked whether it reaches
-    all others.
+    The daemons start in the same way as with `monarch start` on several nodes: one node lists the
+    files of the source, and all daemons receive the list. Then the testbed checks that the first
+    daemon can reach all others.
 
-    place : an empty directory, on tmpfs;  rate : the rate of the source [bytes/s]
+    place : an empty directory on tmpfs
+    programs : the paths of the slow source and of the reader (reader.c)
+    rate : the rate of the source [bytes/s]
     latency_s : the time that an open, a read or a request for attributes takes at the source [s]
-    links : the nodes' network namespaces, created by the caller
+    links : the network namespaces of the nodes, created by the caller; None to use the loopback
+        interface
     """
 
     def __init__(
@@ -199,14 +211,14 @@ class Testbed:
         with ExitStack() as stack:
             self._stack = stack
             self._mount()
-            # All sessions share this directory. The sessions' names differ, because their
-            # configurations differ.
+            # The sessions of all daemons can share this directory. They have different names,
+            # because the daemons have different configurations.
             (self.place / "shm").mkdir()
             if self.layout.has_daemons:
                 self._start_daemons()
             argv: list[str | Path | int] = [self.reader, self.layout.threads, BLOCK]
             for rank, node in enumerate(self.rank_nodes):
-                # In a real job, the launcher sets this variable.
+                # In a real job, the launcher (such as torchrun) sets this variable.
                 number = {"LOCAL_RANK": str(list(self.rank_nodes[:rank]).count(node))}
                 environment = self.environment(node) | number
                 self.ranks.append(stack.enter_context(Child(argv, environment)))
@@ -290,7 +302,8 @@ class Testbed:
         self.config(node).write_text(yaml.safe_dump(document))
 
     def _plan(self, node: int) -> Plan:
-        """Returns the plan, in which the files have the paths that the node uses."""
+        """Returns the access plan for the daemon of `node`. It contains the paths in the node's own
+        mount of the source."""
         sizes = self.dataset.sizes.tolist()
         names = [Dataset.name(number) for number in range(len(sizes))]
         index = Index.of("files", self.mounts[node].mountpoint, names, sizes)
@@ -311,7 +324,7 @@ class Testbed:
     # --- use ------------------------------------------------------------------------------------
 
     def environment(self, node: int) -> dict[str, str]:
-        """Returns the environment of a program on the node."""
+        """Returns the environment of a program that runs on the node."""
         if not self.layout.has_daemons:
             return plain_environment()
         ours = {"LD_PRELOAD": str(LIBRARY), "MONARCH_CONFIG": str(self.config(node))}
@@ -348,7 +361,8 @@ class Testbed:
         return {int(catalog.path(int(entry)).partition(".")[0]) for entry in chosen}
 
     def await_catalogs(self) -> None:
-        """Waits until all daemons have all files in their catalogs, and follow their plans."""
+        """Waits until the catalogs of all daemons contain all files, and all daemons follow their
+        plans."""
         wait_until(lambda: all(map(self._is_ready, self.alive)), "catalogs", 60)
 
     def _is_ready(self, node: int) -> bool:
@@ -357,15 +371,15 @@ class Testbed:
         return status["scanned"] and all(plan["state"] == "following" for plan in plans)
 
     def settle(self) -> None:
-        """Waits until no daemon fills anything."""
+        """Waits until no daemon has fills to do."""
         wait_until(
             lambda: not any(self.status(node)["pending"] for node in self.alive), "fills", 120
         )
 
     def counts(self) -> dict[str, int]:
-        """Returns totals since the start: the bytes that the source has sent, the opens at the
-        source, and its other metadata operations, each for all nodes together. The daemons' own
-        counters are added up over the daemons that still run."""
+        """Returns counts since the start, for all nodes together: the bytes that the source has
+        sent, the opens at the source, and the other metadata operations at the source. Also returns
+        the counters of the daemons, added up over all running daemons."""
         mounts = [mount.counts() for mount in self.mounts]
         source = {
             "served": sum(mount["bytes_read"] for mount in mounts),
@@ -379,7 +393,8 @@ class Testbed:
         return source | {name: sum(t[name] for t in totals) for name in names}
 
     def hashes(self) -> Keys:
-        """Returns the hashes by which the daemons determine the owner of each file, (files,)."""
+        """Returns, for each file, the hash from which the daemons determine the file's owner,
+        (files,)."""
         catalog, found = self.catalog(0), np.zeros(len(self.dataset.sizes), np.uint64)
         for entry in np.flatnonzero(catalog.entries["kind"] == Kind.FILE):
             number = int(catalog.path(int(entry)).partition(".")[0])
@@ -387,19 +402,24 @@ class Testbed:
         return found
 
     def list_of(self, node: int, order: Sequence[int]) -> Path:
-        """Writes the list of files for a reader on the node, with the paths that the node uses."""
+        """Writes a list of files for a reader on the node. The list contains the paths in the
+        node's own mount of the source."""
         self._lists += 1
         root = self.mounts[node].mountpoint
         names = [f"{root}/{Dataset.name(number)}" for number in order]
         return write_list(self.place / f"list{self._lists}", names)
 
     def epoch(self, orders: Sequence[Sequence[int]], compute_ns: int = 0) -> Epoch:
-        """Runs an epoch: all ranks start at the same time, and each reads its files. Raises
-        RuntimeError if a file cannot be read."""
+        """Runs an epoch: all ranks start at the same time, and each rank reads its files. Raises
+        RuntimeError if a file cannot be read.
+
+        orders : for each rank, the files that it reads
+        compute_ns : the time that a thread computes after each file [ns]
+        """
         return self.epochs([orders], compute_ns)[0]
 
     def epochs(self, orders: Sequence[Sequence[Sequence[int]]], compute_ns: int = 0) -> list[Epoch]:
-        """Runs epochs one directly after the other."""
+        """Runs several epochs, one directly after the other."""
         lists = [self._lists_of(each) for each in orders]
         counts, said = [self.counts()], []
         for each in lists:
@@ -409,13 +429,13 @@ class Testbed:
         return [Epoch(*each) for each in zip(said, counts, counts[1:], strict=False)]
 
     def begin(self, orders: Sequence[Sequence[int]], compute_ns: int = 0) -> None:
-        """Starts an epoch: the first half of `epoch`."""
+        """Starts an epoch, and does not wait. This is the first half of `epoch`."""
         lists = self._lists_of(orders)
         self._before = self.counts()
         self._tell(lists, compute_ns)
 
     def end(self) -> Epoch:
-        """Waits for the epoch's end. This is the second half of `epoch`."""
+        """Waits for the end of the epoch. This is the second half of `epoch`."""
         return Epoch(self._hear(), self._before, self.counts())
 
     def _lists_of(self, orders: Sequence[Sequence[int]]) -> list[Path]:

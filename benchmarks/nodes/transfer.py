@@ -1,5 +1,4 @@
-"""Measures how daemons transfer a large file from one node's tier to another node's staging
-area."""
+"""Measures how daemons transfer a large file from one node's tier to another's staging area."""
 
 from __future__ import annotations
 
@@ -20,16 +19,16 @@ from monarch_py.native import Kind, State
 from monarch_py.peers.handshake import new_secret
 
 LIMIT_S = 120
-# This program opens each file that a line on its standard input names, and prints the time [ns] at
-# which the open has returned.
+# Each line on the standard input of this program is the path of a file. The program opens the file,
+# and prints the time [ns] at which the call of open has returned.
 OPENER = """
 import os, sys, time
 for line in sys.stdin:
     os.close(os.open(line[:-1], os.O_RDONLY))
     print(time.monotonic_ns(), flush=True)
 """
-# The limit on the sender's CPU time [s/GiB]. The time to compute the GMAC of the bytes is not
-# included.
+# The limit on the CPU time of the sending daemon [s/GiB], without the time to compute the GMAC (the
+# message authentication code) of the bytes.
 OWN_LIMIT = 0.1
 # (wall time, CPU time of the receiver, CPU time of the sender) [s]
 Times = tuple[float, float, float]
@@ -38,7 +37,8 @@ Times = tuple[float, float, float]
 def transfer(
     place: Path, programs: tuple[Path, Path], link_bits: float, size: int, rounds: int
 ) -> list[Result]:
-    """Measures transfers, which alternate with plain sendfile on the same link.
+    """Measures transfers by daemons. They alternate with transfers by plain sendfile on the same
+    link.
 
     size : the size of the file [bytes]
     """
@@ -81,18 +81,19 @@ def transfer(
 
 
 def _cpu_s(bed: Testbed, node: int) -> float:
-    """Returns the CPU time of the node's daemon, including threads that have ended, with a
-    resolution of 1 ns. Times in /proc have only the resolution of a clock tick."""
+    """Returns the CPU time of the node's daemon, including the threads that have ended [s]. The
+    resolution is 1 ns. Times in /proc have only the resolution of a clock tick."""
     daemon = bed.daemons[node]
     assert daemon is not None
-    # This computes the clock id that clock_getcpuclockid(3) returns for a process. Python has a
-    # function only for the clock id of a thread.
+    # The argument is the clock id that clock_getcpuclockid(3) would return for the process. Python
+    # has a function only for the clock id of a thread.
     return time.clock_gettime(~daemon.pid << 3 | 2)
 
 
 def _ours(bed: Testbed, opener: Child) -> Times:
-    """Measures one transfer, from the open of the file until its copy is complete. No program reads
-    the file during the transfer, so the daemons transfer it block by block."""
+    """Measures one transfer by daemons, from the time at which a program opens the file until the
+    copy is complete. No program reads the file during the transfer, so the daemons transfer it
+    block by block."""
     bed.connection(1).ask("clear")
     bed.settle()
     catalog = bed.catalog(1)

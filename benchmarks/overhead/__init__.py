@@ -1,1 +1,1 @@
-"""Measures the cost of calls under the library, compared with the same calls without it."""
+"""Measures the cost of calls with the library, relative to the same calls without the library."""

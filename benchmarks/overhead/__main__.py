@@ -1,11 +1,11 @@
 """``python -m benchmarks.overhead``: calls and programs under the library, the scan, the daemon.
 
-The benchmark creates a dataset of tiny files and one larger file, and has the daemon copy all of
-it. Two processes of probe.c alternate: one under the library on the dataset's paths, one without
-the library on the paths of the copies. The larger file is called the hot file. Runs of programs
-that use no dataset also alternate, with and without the library. An import takes seconds, during
-which the machine's speed may change, so its two variants run at the same time. `--only` selects
-some of these groups:
+The benchmark creates a dataset of tiny files and one larger file, the hot file. The daemon copies
+all of them. Two processes of probe.c alternate. One of them runs with the library, and accesses the
+paths of the dataset. The other runs without the library, and accesses the paths of the copies.
+Programs that use no dataset also run alternately with and without the library. An import takes
+seconds, in which the machine's speed may change, so its two variants run at the same time. `--only`
+selects some of these groups:
 
     scanned       listings and stat of files that are scanned and not copied
     calls         calls on copied files, and the copying itself
@@ -14,8 +14,9 @@ some of these groups:
     imports       import tensorflow, import torch; takes minutes
     instructions  instructions added to calls outside every source; needs valgrind
 
-Ratios of calls are ratios of CPU times: the calls never wait, and a CPU time excludes the time in
-which the machine runs other processes. The JSON contains the ratios of wall times as well.
+The results for calls are ratios of CPU times. The CPU time is suitable, because these calls never
+wait. It does not include the time in which the machine runs other processes. The JSON also contains
+the ratios of wall times.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ DIRECTORIES_LISTED = 100
 # The quota of the tier [bytes]. One million tiny files need less, even if each of them occupies one
 # block of the largest common size.
 QUOTA_BYTES = 16 << 30
-# The limit for the daemon's memory has two parts [bytes]: a fixed part for a Python process with
-# numpy, and a part for each file: its catalog entry and its entries in the indexes.
+# The limit on the daemon's memory [bytes] is DAEMON_BYTES, for a Python process with numpy, plus
+# BYTES_A_FILE for each file, for its catalog entry and its entries in the indexes.
 DAEMON_BYTES, BYTES_A_FILE = 70 << 20, 192
 SCAN_LIMIT_S_PER_FILE = 2 / 100_000
-# A tiny file is copied in 20-150 us; a busy machine may take ten times as long.
+# The copy of a tiny file takes 20-150 us. On a busy machine, it may take ten times longer.
 PATIENCE_S_PER_FILE = 0.0015
 
 
@@ -65,7 +66,7 @@ def make_dataset(root: Path, files: int) -> tuple[Path, float]:
 
 
 class Overhead:
-    """The measurements. Each of them adds objects to `results`."""
+    """The measurements. Each measurement adds Result objects to `results`."""
 
     def __init__(self, args: argparse.Namespace, place: Path, tier: Path) -> None:
         self.args, self.place, self.tier = args, place, tier
@@ -120,7 +121,8 @@ class Overhead:
         ]
 
     def _fill(self, daemon: Daemon, hot: Path) -> None:
-        """Opens every file once under the library, so that the daemon copies all of them."""
+        """Opens every file in a process with the library, so that the daemon copies all files.
+        Waits until all files have copies."""
         paths = [str(hot), *(f"{daemon.source}/{path}" for path in self._relative_paths())]
         listed = write_list(self.place / "source.list", paths)
         before, started = daemon.process.cpu_times(), time.monotonic()
@@ -194,7 +196,7 @@ class Overhead:
 
 
 def groups(text: str) -> list[str]:
-    """Returns the groups that a comma-separated list names."""
+    """Returns the groups that `text`, a comma-separated list, names."""
     chosen = text.split(",")
     unknown = [name for name in chosen if name not in GROUPS]
     if unknown:

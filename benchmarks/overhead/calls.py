@@ -20,9 +20,10 @@ CALLS_A_ROUND = 20_000
 class Operation:
     """A call to measure.
 
-    name, what, limit : fields of the Result;  operation : the probe's name for the call
-    number : number of calls in a round
-    rounds : the factor by which the requested number of rounds is multiplied for this operation
+    name, what, limit : fields of the Result
+    operation : the name of the call in probe.c
+    number : the number of calls in a round
+    rounds : a factor by which the number of rounds is multiplied
     """
 
     name: str
@@ -34,7 +35,7 @@ class Operation:
 
 
 class Calls:
-    """The measurements. Each of them returns its results."""
+    """The measurements of single calls. Each measurement returns its results."""
 
     def __init__(self, daemon: Daemon, place: Path, probe: Path, rounds: int) -> None:
         self.daemon, self.place, self.probe, self.rounds = daemon, place, probe, rounds
@@ -42,8 +43,9 @@ class Calls:
     def _pair(
         self, ours_on: list[str], plain_on: list[str], operations: list[Operation]
     ) -> list[Result]:
-        """Measures operations in a pair of processes, which access files in different orders. With
-        the same order, the second process would find the caches filled by the first.
+        """Measures operations in two processes, one with and one without the library. The processes
+        access the files in different orders. With the same order, the second process would find the
+        caches filled by the first.
 
         ours_on : the paths that the process with the library accesses
         plain_on : the paths that the process without the library accesses
@@ -77,9 +79,10 @@ class Calls:
         return result
 
     def scanned(self, directories: list[str], files: list[str]) -> list[Result]:
-        """Measures calls that ask for names and attributes while no copy exists. Both processes use
-        the source's own paths, which lie on a local file system. The calls of one process are
-        answered by the catalog, and those of the other by the local file system."""
+        """Measures calls that ask for names and attributes before any copies exist. Both processes
+        use the paths of the source, which is on a local file system. The library answers the calls
+        of the first process from the catalog. The local file system answers the calls of the other
+        process."""
         listed, looked_at = len(directories), min(CALLS_A_ROUND, len(files))
         return [
             *self._pair(
@@ -102,7 +105,7 @@ class Calls:
         ]
 
     def hot(self, hot: Path) -> list[Result]:
-        """Measures calls on one file that has a copy."""
+        """Measures calls on a single file that has a copy (the hot file)."""
         copy = dict(zip(*self.daemon.files(), strict=True))[str(hot)]
         return self._pair(
             [str(hot)],
@@ -135,7 +138,7 @@ class Calls:
         )
 
     def outside(self) -> list[Result]:
-        """Measures calls on a file outside every source: both processes use the same path."""
+        """Measures calls on a file outside every source. Both processes use the same path."""
         outside = [str(self._outside_file())]
         return self._pair(
             outside,
@@ -160,8 +163,9 @@ class Calls:
         return outside
 
     def constructor(self) -> Result:
-        """Measures how long the library's constructor takes. Two processes start programs. Only one
-        of the two preloads the library into its programs; neither runs under the library itself."""
+        """Measures the time of the library's constructor, which runs when a program starts. Two
+        processes start programs. One of them preloads the library into its programs. The processes
+        themselves do not load the library."""
         listed = write_list(self.place / "outside.list", [str(self._outside_file())])
         environment = self.daemon.environment()
         ours_more = [f"{name}={environment[name]}" for name in ("LD_PRELOAD", "MONARCH_CONFIG")]

@@ -2,8 +2,8 @@
  *
  *   instructions CALL N FILE
  *
- * Some calls need a second call each time: a close needs a new descriptor, for example. The second
- * call is made through syscall(), which the preload library does not intercept.
+ * Some calls need a second call each time. For example, a close needs a new descriptor. The program
+ * makes the second call with syscall(), which the preload library does not intercept.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -1,7 +1,8 @@
 """Counts, with valgrind, the instructions that the library adds to calls on paths in no source.
 
-The library adds only a few nanoseconds, too few to be measured beside the time of the system call.
-Instruction counts are exact, and the same on every machine with the same compiler.
+The library adds only a few nanoseconds to such a call. This time is too short to be measured,
+because the system call takes much longer. Instruction counts are exact, and are the same on every
+machine with the same compiler.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ CALLS = (
     ("open", 550.0),
     ("stat", None),
 )
-# The numbers of calls in two runs. Subtracting the instruction counts of the two runs removes the
-# instructions before the first call and after the last one.
+# The numbers of calls in two runs. The difference between the instruction counts of these runs does
+# not contain the instructions before the first call and after the last call.
 FEW, MANY = 1000, 5000
 
 
@@ -56,8 +57,7 @@ def _a_call(program: Path, call: str, environment: dict[str, str]) -> float:
 
 
 def count_instructions(daemon: Daemon, place: Path) -> list[Result]:
-    """Counts the instructions that the library adds to calls for a descriptor and a path outside
-    every source.
+    """Counts the instructions that the library adds to calls on a file outside every source.
 
     place : a directory outside every source
     """

@@ -1,15 +1,18 @@
-/* Does one kind of operation n times and reports how long that took. The benchmark starts two
- * processes of this program, one with and one without the preload library, and sends rounds to them
- * in turn. On a machine that others use too, only the ratio of the two times is meaningful.
+/* Executes one kind of operation n times, and reports the time. The benchmark starts two processes
+ * of this program, one with and one without the preload library. It sends rounds to the two
+ * processes alternately. On a machine that others use too, only the ratio of the two times is
+ * meaningful.
  *
- *   probe LIST SEED [NAME=VALUE...]     LIST: paths, each ended by a NUL; the other words are added
- *                                       to the environment of programs that `spawn` starts
+ *   probe LIST SEED [NAME=VALUE...]
+ *
+ * LIST is a file of paths; each path ends with a NUL byte. The arguments NAME=VALUE are added to
+ * the environment of the programs that the operation `spawn` starts.
  *
  * The line "OPERATION N" on standard input runs one round. The answer is one line: the wall time
  * and the CPU time of this thread [ns], the number of operations that failed, and the number of
- * names that were listed. `list`, `open-random` and `stat-random` go through the paths in a random
- * order, which depends on SEED alone; each round continues where the last one ended. All other
- * operations use the list's first path.
+ * names that were listed. `list`, `open-random` and `stat-random` use all paths in a random order,
+ * which depends only on SEED. Each round continues where the previous round ended. All other
+ * operations use the first path of the list.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -131,7 +134,8 @@ static void pread_one(struct round *r) {
         r->failed += pread(r->fd, buffer, BLOCK, (off_t)i % r->blocks * BLOCK) != BLOCK;
 }
 
-/* Does not stat the names, so that only the cost of the directory itself is measured. */
+/* Lists directories. Does not call stat for the names, so that only the cost of the listing itself
+ * is measured. */
 static void list_directories(struct round *r) {
     for (uint64_t i = 0; i < r->n; i++) {
         DIR *listing = opendir(next_path(r->list));

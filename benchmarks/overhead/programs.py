@@ -1,4 +1,4 @@
-"""Measures what the library costs complete programs that do not use any source."""
+"""Measures how much CPU time the library adds to complete programs that do not use any source."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ REPOSITORY_FILES = 2000
 FILES_A_DIRECTORY = 100
 # The number of C files that are compiled. A thousand files give the same ratio, but take 15 s.
 COMPILED_FILES = 5
-# How often a round starts a program. Rounds are short so that other load of the machine affects
-# both variants equally. Programs that take little time get MORE_ROUNDS times as many rounds.
+# A round starts a program STARTS times. Rounds are short, so that other load of the machine affects
+# both variants (with and without the library) equally. The number of rounds is multiplied by
+# MORE_ROUNDS for programs that take little time.
 STARTS, MORE_ROUNDS = 2, 8
-# The program includes headers, as every program does: most files that a compiler opens are headers.
+# The text of a C file. It includes headers, because most files that a compiler opens are headers.
 PROGRAM = """#include <stdio.h>
 #include <string.h>
 int f{number}(const char *s) {{ return printf("%s %zu\\n", s, strlen(s) + {number}); }}
@@ -40,10 +41,14 @@ GIT = ("git", "-c", "user.name=benchmark", "-c", "user.email=benchmark@localhost
 class Program:
     """A program to measure.
 
-    name, what, limit : fields of the Result;  argv : the command
-    starts : how often a round starts the command;  rounds : number of rounds
-    missing : why the command cannot run here, None if it can;  environment : additional variables
-    together : whether both variants run at the same time, on one core each
+    name, what, limit : fields of the Result
+    argv : the command
+    starts : how many times a round starts the command
+    rounds : the number of rounds
+    missing : why the command cannot run on this machine; None if it can
+    environment : additional environment variables
+    together : whether both variants (with and without the library) run at the same time, each on
+        one core
     """
 
     name: str
@@ -58,9 +63,10 @@ class Program:
 
 
 class Command:
-    """A command to be measured. `ask(line)` runs the command int(line) times. It returns the wall
-    time and the CPU time of all these runs together [ns], including the processes that the command
-    starts. Only the command runs under the library."""
+    """A command to be measured. `ask(line)` runs the command int(line) times. It returns the total
+    wall time and the total CPU time of these runs [ns]. The CPU time includes the processes that
+    the command starts. `environment` may load the library into the command, but this process never
+    loads it."""
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
         self._argv, self._environment = list(argv), dict(environment)
@@ -89,8 +95,8 @@ class Command:
 
 @contextmanager
 def _alike() -> Iterator[list[int]]:
-    """Turns address randomization off for the programs that are started in the block, so that they
-    use the same memory addresses in every run. Yields the cores that this process may use."""
+    """Inside the `with` block, programs start without address space randomization, so that they use
+    the same memory addresses in every run. Yields the cores that this process may use."""
     cores = os.sched_getaffinity(0)
     libc = ctypes.CDLL(None)
     before = libc.personality(0xFFFFFFFF)
@@ -105,9 +111,9 @@ def _alike() -> Iterator[list[int]]:
 def _side_by_side(
     ours: Command, plain: Command, rounds: int, cores: Sequence[int]
 ) -> list[tuple[float, float]]:
-    """Returns the CPU times of both commands [ns], for each round. The commands run at the same
-    time, each on a core of its own, and then again with exchanged cores. So neither a slow phase of
-    the machine nor a slower core affects one command more than the other."""
+    """Returns the CPU times of both commands in each round [ns]. In a round, the commands run at
+    the same time, each on a core of its own. Then they run again, with exchanged cores. So slow
+    phases of the machine and slow cores affect both commands equally."""
     pairs = []
     for _ in range(rounds + 1):
         times = [0.0, 0.0]
@@ -123,7 +129,8 @@ def _side_by_side(
 
 
 def measure(program: Program, daemon: Daemon) -> Result:
-    """Measures the program under the library, relative to the same program without it."""
+    """Measures the CPU time of a program with the library, relative to its CPU time without the
+    library."""
     more = dict(program.environment)
     ours = Command(program.argv, daemon.environment() | more)
     plain = Command(program.argv, plain_environment() | more)
@@ -149,15 +156,15 @@ def _is_missing(tool: str) -> str | None:
 
 
 def tools(place: Path, rounds: int, compiled: int = COMPILED_FILES) -> Iterator[Program]:
-    """Yields the programs.
+    """Yields the programs of the group `programs`: python, git and a compiler.
 
-    place : an existing directory, in which the repository and the C files are created
+    place : an existing directory, in which the git repository and the C files are created
     """
     yield Program(
         "python_start",
         "starting python",
         1.05,
-        # Site packages are left out, because they differ between installations.
+        # -S leaves out the site packages, which differ between installations.
         (sys.executable, "-I", "-S", "-c", "pass"),
         STARTS,
         rounds * MORE_ROUNDS,
@@ -187,7 +194,7 @@ def tools(place: Path, rounds: int, compiled: int = COMPILED_FILES) -> Iterator[
 
 
 def imports(rounds: int) -> Iterator[Program]:
-    """Yields the imports of the frameworks. Messages that they print are discarded."""
+    """Yields programs that import TensorFlow or PyTorch. Their output is discarded."""
     for module in ("tensorflow", "torch"):
         there = importlib.util.find_spec(module) is not None
         yield Program(
@@ -201,8 +208,8 @@ def imports(rounds: int) -> Iterator[Program]:
             (
                 ("TF_CPP_MIN_LOG_LEVEL", "3"),
                 ("TF_ENABLE_ONEDNN_OPTS", "0"),
-                # Without a fixed seed, the order of Python's sets would vary between runs, and so
-                # would the work of the import.
+                # Without a fixed seed, the order of elements in Python's sets would differ between
+                # runs, and the import would do different work in each run.
                 ("PYTHONHASHSEED", "0"),
             ),
             together=True,
@@ -216,8 +223,8 @@ def _make_repository(root: Path) -> None:
             directory.mkdir(parents=True)
         file = directory / f"file{number:04d}.txt"
         file.write_text(f"{number}\n")
-        # The file is made older than the index. Otherwise git could not rule out a change, and
-        # would read the file.
+        # Make the file older than the git index. Otherwise, git would read the file, because a file
+        # as new as the index may have changed.
         os.utime(file, (1_600_000_000, 1_600_000_000))
     for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "all"]):
         subprocess.run([*GIT, "-C", str(root), *command], check=True, env=plain_environment())

@@ -1,10 +1,11 @@
 """``python -m benchmarks.peers``: transfers between nodes, compared with sendfile on the same link.
 
-The benchmark needs root. Two network namespaces stand for the nodes, each behind a link with the
-rate --rate. The same bytes are transferred alternately in two forms. Each pair of transfers gives
-one ratio. In the plain form, one end calls sendfile, and the other end calls recv and drops the
-bytes. In the peer form, a daemon's client fetches blocks, checks every block's checksum, and writes
-the blocks into memory or into a file on tmpfs.
+The benchmark needs root. It uses two network namespaces as nodes. Each node has a link with the
+rate --rate. The same bytes are transferred alternately in two ways, and each pair of transfers
+gives one ratio. In a plain transfer, the sender calls sendfile, and the receiver calls recv and
+drops the bytes. In the other transfer, the receiver uses the client that daemons use. It fetches
+blocks, verifies the checksum of every block, and writes the blocks into memory or into a file on
+tmpfs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Times = tuple[int, int, int]
 
 
 class Ends:
-    """The two processes of a measurement."""
+    """The two processes of a measurement: the sender and the receiver."""
 
     def __init__(self, serving: Child, getting: Child) -> None:
         self._serving, self._getting = serving, getting
@@ -39,8 +40,11 @@ class Ends:
         return wall, getter, self._serving.ask("cpu")[0] - before
 
     def pairs(self, ours: str, plain: str, rounds: int) -> list[tuple[Times, Times]]:
-        """Measures the two kinds of transfer alternately. Returns the pairs (ours, plain), without
-        the first pair, which only warms up."""
+        """Measures the two kinds of transfer alternately. Returns pairs of times (ours, plain). The
+        first pair, which only warms up the processes, is not returned.
+
+        ours, plain : the lines that start each kind of transfer
+        """
         self.measure(ours)
         self.measure(plain)
         found = []
@@ -57,13 +61,17 @@ class Ends:
 def per_gib(
     name: str, what: str, times: Sequence[int], n_bytes: int, limit: float | None
 ) -> Result:
-    """Returns the CPU time per GiB [s], the median of all rounds."""
+    """Returns a Result: the CPU time per GiB [s], as the median of all rounds.
+
+    times : the CPU time of each round [ns]
+    """
     values = [time / 1e9 / n_bytes * GIB for time in times]
     return Result(name, what, "s/GiB", statistics.median(values), limit, rounds=len(values))
 
 
-# The limit on CPU time [s/GiB]. For the sender, the time of GMAC is subtracted from the CPU time
-# first. For the receiver, both the time of GMAC and the time of the plain receiver are subtracted.
+# The limit on CPU time [s/GiB]. For the sender, it applies to the CPU time minus the time to
+# compute the GMAC (the message authentication code). For the receiver, the CPU time of the plain
+# receiver is subtracted too.
 OWN_LIMIT = 0.1
 
 
@@ -104,8 +112,8 @@ def large(ends: Ends, size: int, rounds: int, *, has_limits: bool) -> list[Resul
                 )
             )
         more = [ours[1] - plain[1] for ours, plain in pairs]
-        # There is a limit only for transfers into memory, because writing into a file is not part
-        # of the transport.
+        # Only transfers into memory have a limit, because writing to a file is not part of the
+        # transfer protocol.
         bound = limit if way == "memory" else None
         what = "  CPU time of the receiver minus that of the plain receiver"
         results.append(per_gib(f"received_more_{way}", what, more, size, bound))
@@ -166,10 +174,10 @@ def run(args: argparse.Namespace, place: Path, rate: str | None) -> list[Result]
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
-    parser.add_argument("--rate", default="1gbit", help="of each link; default 1gbit")
+    parser.add_argument("--rate", default="1gbit", help="rate of each link; default 1gbit")
     parser.add_argument("--unlimited", action="store_true", help="also over links without a limit")
     parser.add_argument("--mib", type=int, default=256, help="the large file; default 256 MiB")
-    parser.add_argument("--rounds", type=int, default=7, help="pairs; default 7")
+    parser.add_argument("--rounds", type=int, default=7, help="pairs of transfers; default 7")
     parser.add_argument("--small-files", type=int, default=1000)
     parser.add_argument("--small-kib", type=int, default=110)
     parser.add_argument("--json", type=Path, help="write the JSON here, not to standard output")
@@ -188,7 +196,7 @@ def main() -> int:
         "rate": args.rate,
         "bytes": args.mib * MIB,
     }
-    # The files are on tmpfs, so that the link is measured and not a disk.
+    # Use files on tmpfs, so that the link is measured and not a disk.
     with scratch(Path("/dev/shm")) as place:
         results = run(args, place, args.rate)
         if args.unlimited:

@@ -1,6 +1,7 @@
-"""A server that shares single files, for tests and measurements without a catalog.
+"""A server that sends single files to peers, for tests and measurements without a catalog.
 
-A daemon does not use this server: it shares the files of its catalog (daemon/nodes/serving.py).
+A daemon does not use this server, because it shares the files of its catalog
+(daemon/nodes/serving.py).
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ class FileServer(PeerServer):
         sums: npt.NDArray[np.uint64] | None = None,
         digests: bytes = b"",
     ) -> None:
-        """Shares a whole file through a duplicate of `fd`. Replaces an earlier file with the same
-        identity. Raises ValueError for a wrong number of sums or digests, and OSError if `fd` is
-        not a file.
+        """Shares a complete file through a duplicate of `fd`. Replaces an earlier file with the
+        same FileId. Raises ValueError for a wrong number of checksums or digests, and OSError if
+        `fd` is not a file.
 
-        sums : (blocks,) XXH3-64 of each block
-        digests : the concatenated results of `digest` for each block. Without them, the server
-            computes a digest for every answer, as it does for a file of the source
+        sums : (blocks,) the XXH3-64 hash of each block; None if the hashes are not known
+        digests : the results of `digest` for all blocks, one after the other. Without them, the
+            server computes a digest for every answer, as it does for a file of the source
         """
         blocks = -(-file.size // block_bytes)
         if sums is not None and sums.shape != (blocks,):
@@ -69,7 +70,7 @@ class FileServer(PeerServer):
         self._share(file, fd, block_bytes, given, digests, is_whole=True)
 
     def digest(self, content: bytes) -> bytes:
-        """Returns the digest of a block, under the key of this session.
+        """Returns the digest of a block, computed with the key of this session.
 
         content : the bytes of the block
         """
@@ -79,8 +80,9 @@ class FileServer(PeerServer):
         return bytes(ffi.buffer(made))
 
     def share_filling(self, file: FileId, fd: int, block_bytes: int) -> None:
-        """Shares a copy that has no blocks yet. Peers that request a block wait for `add_block`, up
-        to the time limit. Raises OSError if `fd` is not a file."""
+        """Shares an unfinished copy, which has no blocks yet. A peer that requests a block waits
+        until `add_block` has added the block, or until a time limit. Raises OSError if `fd` is not
+        a file."""
         self._share(file, fd, block_bytes, ffi.NULL, b"", is_whole=False)
 
     def _share(
@@ -111,8 +113,8 @@ class FileServer(PeerServer):
             raise KeyError((file, block))
 
     def withdraw(self, file: FileId) -> None:
-        """Stops sharing a file; does nothing if it is not shared. Transfers in progress still
-        receive the blocks that exist."""
+        """Stops sharing a file. Does nothing if the file is not shared. A transfer that is in
+        progress receives the blocks that exist."""
         with self._open_table() as table:
             lib.monarch_peer_table_withdraw(table, file.source, file.path_hash)
 

@@ -1,7 +1,7 @@
 """Simulated nodes on one machine: network namespaces on a bridge, each behind a rate-limited link.
 
-Needs root, and `ip`, `tc`, `nsenter`. The kernel's token bucket (tc-tbf) limits both directions of
-a link. No latency is added.
+Needs root, and the commands `ip`, `tc` and `nsenter`. The kernel's token bucket filter (tc-tbf)
+limits the rate in both directions of a link. The links have no additional latency.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from types import TracebackType
 __all__ = ["Nodes", "why_no_nodes"]
 
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
-# The size of the token bucket, in tc's notation. It is enough for the kernel's largest packets at 1
-# Gbit/s.
+# The size of the token bucket, in tc's notation. It is large enough for the kernel's largest
+# packets at 1 Gbit/s.
 _BURST = "256kb"
 _QUEUE = "50ms"
-# Numbers the networks that this process creates.
+# Returns a new number for each network that this process creates.
 _MADE = count()
 
 
@@ -42,7 +42,8 @@ def _set_namespace(fd: int) -> None:
 
 
 def why_no_nodes() -> str | None:
-    """Returns one sentence on what is missing here; None if nodes can be created."""
+    """Returns None if nodes can be created on this machine. Otherwise returns one sentence that
+    says why not."""
     if os.geteuid() != 0:
         return "only root can create network namespaces"
     for name, package in _TOOLS.items():
@@ -58,14 +59,14 @@ def why_no_nodes() -> str | None:
 
 
 class Nodes:
-    """Creates `count` nodes, which exist while the context lasts. Raises CalledProcessError if the
-    kernel refuses.
+    """Creates `count` nodes, which exist inside the `with` block. Raises CalledProcessError if the
+    kernel refuses to create them.
 
     rate : the rate of each node's link, in tc's notation ("1gbit"); None for no limit
     """
 
     def __init__(self, count: int, rate: str | None = None) -> None:
-        # The names contain a number, because a process may have several of these objects at a time.
+        # The names contain a number, because a process may have several objects of this class.
         own = f"monarch-{os.getpid()}-{next(_MADE)}"
         self._names = [f"{own}-{i}" for i in range(count)]
         self._switch = f"{own}-switch"
@@ -91,7 +92,7 @@ class Nodes:
         return f"10.78.0.{10 + node}"
 
     def path(self, node: int) -> str:
-        """Returns the file that represents a node's network namespace."""
+        """Returns the path of the file that represents a node's network namespace."""
         return f"/run/netns/{self._names[node]}"
 
     def command(self, node: int, words: Sequence[str]) -> list[str]:
@@ -100,8 +101,8 @@ class Nodes:
 
     @contextmanager
     def entered(self, node: int) -> Iterator[None]:
-        """Moves this thread, and the processes that it starts, to the node for the duration of the
-        block. Raises OSError if that is not permitted."""
+        """Inside the `with` block, this thread and the processes that it starts are in the network
+        namespace of the node. Raises OSError if this is not permitted."""
         with open("/proc/thread-self/ns/net", "rb") as home, open(self.path(node), "rb") as there:
             _set_namespace(there.fileno())
             try:
@@ -110,7 +111,7 @@ class Nodes:
                 _set_namespace(home.fileno())
 
     def set_link(self, node: int, *, up: bool) -> None:
-        """Sets a node's link down or up, without notifying any process."""
+        """Switches a node's link off or on. No process is told."""
         _run("ip", "-n", self._switch, "link", "set", f"p{node}", "up" if up else "down")
 
     def set_rate(self, node: int, rate: str) -> None:

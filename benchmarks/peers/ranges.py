@@ -1,5 +1,7 @@
-"""Fetches ranges of files from a peer, many ranges in one call. This module is for tests and
-measurements that run no daemon; in a daemon, the engine fetches."""
+"""Fetches ranges of files from a peer, many ranges in one call.
+
+This module is for tests and measurements without a daemon. In a daemon, the copy engine fetches.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,12 @@ GET = struct_dtype("struct monarch_peer_get")
 
 @dataclass(frozen=True, slots=True)
 class FileId:
-    """A file's identity, the same in every node's catalog; nodes never exchange paths.
+    """Identifies a file in requests between nodes, which never exchange paths. A file has the same
+    FileId on every node.
 
-    source : the number of the file's source in the configuration
-    path_hash : the catalog's hash of the relative path and the source
-    size, mtime_ns : size [bytes] and time of modification [ns] of the source's file
+    source : the index of the file's source in the configuration
+    path_hash : the hash, from the catalog, of the relative path and the source
+    size, mtime_ns : the size [bytes] and the modification time [ns] of the file in the source
     """
 
     source: int
@@ -36,11 +39,12 @@ class FileId:
 
 
 def new_gets(files: Sequence[FileId]) -> npt.NDArray[Any]:
-    """Returns requests (len(files),) of dtype GET for whole files, without a destination yet.
+    """Returns requests, (len(files),) of dtype GET, for complete files.
 
-    The caller sets the destination: `memory` (an address), or `to` and `at` (a descriptor and the
-    offset of the first byte there). The caller may narrow `first` and `length` [bytes]. A fetch
-    sets `status`, `received` (bytes whose checksum was right) and `error`.
+    The caller must set the destination: `memory` (an address), or `to` and `at` (a descriptor and
+    the offset of the first byte in its file). To request only a range of a file, the caller sets
+    `first` and `length` [bytes]. A fetch sets `status`, `received` (the number of bytes with a
+    correct checksum) and `error`.
     """
     gets = np.zeros(len(files), dtype=GET)
     gets["source"] = [file.source for file in files]
@@ -53,10 +57,11 @@ def new_gets(files: Sequence[FileId]) -> npt.NDArray[Any]:
 
 
 def fetch_ranges(peer: Peer, gets: npt.NDArray[Any]) -> None:
-    """Fetches the ranges and sets the status of each. The peer's time limits apply. A range that
-    fails raises no exception. Any number of threads may fetch from one peer.
+    """Fetches ranges, and sets the field `status` of each request. The time limits of `peer` apply.
+    Raises no exception if a range fails. Several threads may fetch from the same peer at the same
+    time.
 
-    gets : (n,) of dtype GET, the ranges
+    gets : (n,) of dtype GET, the requests
     """
     assert gets.dtype == GET
     where = pointer(gets)

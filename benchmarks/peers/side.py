@@ -1,8 +1,9 @@
 """One end of a transfer, in a node's namespace; `python -m benchmarks.peers` starts both ends.
 
-Each end reads lines from its standard input, and answers each line with integers. The sender shares
-one file, both by plain sendfile on a bare connection and as a peer. The receiver fetches the file
-in the way that the line names, and answers with the wall time and its own CPU time [ns].
+Each end reads lines from its standard input, and answers each line with integers. The sender offers
+the same file in two ways: by plain sendfile over a TCP connection, and with the protocol of
+Monarch's daemons. Each line to the receiver names a way to fetch the file. The receiver fetches the
+file in this way, and answers with the wall time and its own CPU time [ns].
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from monarch_py.peers.status import PeerStatus
 from monarch_py.peers.tcp import connect_link
 
 BLOCK_BYTES = 4 << 20
-# The size of the plain receiver's reads: the same as that of Monarch's client (MONARCH_PEER_CHUNK).
+# The size of the reads of the plain receiver [bytes]. Monarch's client uses the same size
+# (MONARCH_PEER_CHUNK).
 READ_BYTES = 256 << 10
 
 
@@ -47,8 +49,9 @@ def file_id(number: int, size: int) -> FileId:
 
 
 def party_of(secret: bytes, rank: int, serving: tuple[str, int]) -> Party:
-    """Returns the Party that describes one end of the transfer as a node. Rank 0 sends: it has the
-    files, and serves them at the address `serving`. Rank 1 fetches them, and serves nothing."""
+    """Returns the Party, which describes one end of the transfer as a node of a cluster. Rank 0 is
+    the sender. It has the files, and serves them at the address `serving`. Rank 1 is the receiver,
+    which serves nothing."""
     return Party(secret, rank, (serving, ("", 0)))
 
 
@@ -60,7 +63,7 @@ def answer(*numbers: int) -> None:
 
 
 def send_plainly(listener: socket.socket, fd: int, size: int) -> None:
-    """Sends the file by sendfile, and nothing else, to every client that connects."""
+    """Sends the content of the file by sendfile to every client that connects. Sends no headers."""
     while True:
         connection, _ = listener.accept()
         with connection:
@@ -79,12 +82,12 @@ def serve(secret: bytes, host: str, path: Path, small_files: int, small_bytes: i
     threading.Thread(target=send_plainly, args=args, daemon=True).start()
     listener = listen(host)
     server = FileServer(party_of(secret, 0, listener.getsockname()[:2]), listener)
-    # The checksums and digests are those that a fill would have recorded.
+    # Compute the same checksums and digests as a fill would have recorded.
     digests = b"".join(server.digest(content[at : at + BLOCK_BYTES]) for at in starts)
     known = np.array(sums, dtype=np.uint64)
     server.share(file_id(0, len(content)), fd, BLOCK_BYTES, known, digests)
     server.share(file_id(1, len(content)), fd, BLOCK_BYTES)
-    # If a copy is a single block, only the checksum of the file is stored.
+    # A small file is a single block, so there is one checksum. It has no stored digest.
     small = np.array([xxhash.xxh3_64_intdigest(content[:small_bytes])], dtype=np.uint64)
     for number in range(small_files):
         server.share(file_id(2 + number, small_bytes), fd, BLOCK_BYTES, small)
@@ -98,16 +101,17 @@ def serve(secret: bytes, host: str, path: Path, small_files: int, small_bytes: i
 
 
 def pages(size: int) -> npt.NDArray[np.uint8]:
-    """Returns an array of bytes, (size,), that begins at a page boundary, where copying is fastest
-    (csrc/shared/buffer.h)."""
+    """Returns an array of bytes, (size,), that begins at a page boundary. The kernel copies fastest
+    into such an array (csrc/shared/buffer.h)."""
     place = np.frombuffer(mmap.mmap(-1, max(size, 1)), dtype=np.uint8)[:size]
     place[:] = 1  # allocates every page
     return place
 
 
 class Getter:
-    """Fetches the file in each of the ways that are compared.
+    """Fetches the file in several ways, which the benchmark compares.
 
+    plain, ours : the ports of the plain sender, and of the sender that uses Monarch's protocol
     place : the path of the copy
     """
 
@@ -119,8 +123,8 @@ class Getter:
         self.memory = pages(0)
 
     def plainly(self, size: int) -> None:
-        """Receives with recv, always into the same buffer. No transfer can cost the link and the
-        kernel less work than this."""
+        """Receives the file with recv, always into the same buffer. This is the cheapest possible
+        transfer for the link and the kernel."""
         with socket.create_connection(self.plain) as connection:
             left = size
             while left:
@@ -142,7 +146,7 @@ class Getter:
         self._fetch(gets)
 
     def mac(self, size: int) -> None:
-        """Splits `size` bytes into blocks and computes the GMAC of each; does nothing else."""
+        """Computes the GMAC of each block of `size` bytes in memory. Transfers nothing."""
         digest = ffi.new("unsigned char[]", lib.MONARCH_MAC_BYTES)
         if len(self.memory) < size:
             self.memory = pages(size)
@@ -151,7 +155,7 @@ class Getter:
             lib.monarch_digest_of(bytes(lib.MONARCH_KEY_BYTES), block, len(block), digest)
 
     def small(self, size: int, count: int) -> None:
-        """Requests `count` files at once; they arrive one after the other."""
+        """Requests `count` small files in one call. The files arrive one after the other."""
         gets = new_gets([file_id(2 + number, size) for number in range(count)])
         if len(self.memory) < size:
             self.memory = pages(size)
@@ -159,7 +163,7 @@ class Getter:
         self._fetch(gets)
 
     def _gets(self, size: int, number: int) -> Any:
-        """Returns requests for the ranges that a fill would request: block by block."""
+        """Returns one request for each block of the file, like those of a fill."""
         starts = np.arange(0, size, BLOCK_BYTES)
         gets = new_gets([file_id(number, size)] * len(starts))
         gets["first"] = starts
@@ -187,7 +191,8 @@ def get(secret: bytes, host: str, plain: int, ours: int, place: Path) -> None:
         before, started = cpu_ns(), time.monotonic_ns()
         ways[way](*map(int, numbers))
         answer(time.monotonic_ns() - started, cpu_ns() - before)
-        # The next transfer must write to a file without allocated pages, as a fill does.
+        # Truncate the file, because the next transfer must write to a file without allocated pages,
+        # as a fill does.
         os.ftruncate(getter.file, 0)
 
 

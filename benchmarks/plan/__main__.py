@@ -1,10 +1,11 @@
 """``python -m benchmarks.plan``: the time and memory that an access plan takes.
 
-Two training runs with torch's DistributedSampler are measured: ImageNet-1k (1,281,167 files, 90
+There are two training runs with torch's DistributedSampler: ImageNet-1k (1,281,167 files, 90
 epochs, 16 nodes), and 14.2 million files on 1,024 nodes. For each run, the benchmark computes the
-plan of one node (frequencies, first use, next use of every access) and the holder of every file. It
-also reproduces Fig. 3 of NoPFS, whose numbers are known. Each measurement runs in its own process,
-and the memory of the imports is not counted.
+plan of one node (how often and when first the node uses each file, and the next use after every
+access). It also computes which node should hold each file. In addition, it reproduces Fig. 3 of
+NoPFS, for which the paper gives numbers. Each measurement runs in its own process. The memory of
+the imports is not counted.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ MIB = 1 << 20
 class Training:
     """A training run, and the limits on its measurements.
 
-    limits : the limit on the time for a node's plan, and on the time for the holders [s]
+    limits : the limits on the time to compute the plan of one node, and on the time to find the
+        holders of all files [s]
     memory_limit : the limit on the memory of each measurement [bytes]
     """
 
@@ -80,8 +82,8 @@ def holders(training: Training) -> dict[str, Any]:
 
 
 def expected_above(samples: int, epochs: int, nodes: int, delta: float) -> float:
-    """Returns the expected number of samples that a node accesses often: more than
-    (1 + delta) * epochs / nodes times (NoPFS, 3.1 and Fig. 3)."""
+    """Returns the expected number of samples that a node accesses more often than
+    (1 + delta) * epochs / nodes times (NoPFS, section 3.1 and Fig. 3)."""
     threshold = floor((1 + delta) * epochs / nodes)
     return samples * float(distribution(epochs, nodes)[max(0, threshold + 1) :].sum())
 
@@ -103,7 +105,8 @@ MEASURED: dict[str, Callable[[Training], dict[str, Any]]] = {
 
 
 def memory(name: str) -> int:
-    """Returns VmRSS or VmHWM of this process [bytes]."""
+    """Returns a size of this process's memory [bytes]. `name` is a field of /proc/self/status:
+    VmRSS (the resident size) or VmHWM (its largest value so far)."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(name):
             return int(line.split()[1]) * 1024

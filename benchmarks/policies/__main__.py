@@ -1,20 +1,24 @@
 """``python -m benchmarks.policies``: the policies, compared with results in the literature.
 
-- The number of samples that all nodes together load in a later epoch, relative to D - C: the
-  samples of the dataset minus those that all nodes together can hold. The number is measured for
-  pinning, Belady with bypass, LRU, and SOLAR's mapping. SOLAR reads samples in chunks; samples that
-  are read only because they lie in a chunk count too.
-- SOLAR Fig. 11: samples that a rank loads with LRU ("before") and with SOLAR ("after"); the mean
-  over the ranks, and the worst rank.
-- The order of epochs, called the path: its cost relative to a lower bound, the time to find it, and
-  the loads that it saves under LRU and under Belady, in samples and in seconds.
-- The placement of the files of ImageNet-1k, based on section 5.1 of the NoPFS paper: the share of
-  files that no node holds, the gap to an upper bound on the value of any placement, and the time.
-- Lobster's Algorithm 1 compared with brute force, and its time.
-- The cost of an access in the caches.
+The benchmark measures:
 
---samples sets the size of the dataset. Ratios of sample counts hardly depend on this size; they
-change a little, because the batch is not scaled with the dataset. Times depend on the machine.
+- The number of loads, which are samples that nodes read from the file system, in an epoch after the
+  first one. The number is relative to D - C. D is the number of samples in the dataset, and C is
+  the number of samples that all nodes together can hold. The policies are pinning, Belady with
+  bypass, LRU, and SOLAR's mapping. SOLAR reads samples in chunks. Samples that are read only
+  because they lie in a chunk count as loads too.
+- SOLAR Fig. 11: the number of samples that a rank loads with LRU ("before") and with SOLAR
+  ("after"). The results are the mean over the ranks, and the worst rank.
+- SOLAR's order of epochs, which is called the path: its cost relative to a lower bound, the time to
+  find it, and the loads that it saves with LRU and with Belady, in samples and in seconds.
+- The placement of the files of ImageNet-1k on nodes, based on section 5.1 of the NoPFS paper: the
+  share of files that no node holds, the gap between the placement's value and an upper bound, and
+  the time to compute the placement.
+- Lobster's Algorithm 1: its result compared with brute force, and its time.
+- The CPU time per access in the simulated caches.
+
+--samples sets the size of the dataset. Ratios of sample counts hardly depend on this size. They
+change a little, because the batch size stays the same. Times depend on the machine.
 """
 
 from __future__ import annotations
@@ -50,8 +54,8 @@ BATCH = 32
 # SOLAR's smallest dataset: 87,632 samples, 17 GB (its artifact's README and Table 2).
 SOLAR_SAMPLES, SOLAR_BYTES = 87_632, 17_000_000_000
 SOLAR_EPOCHS = 100
-# The rate [bytes/s] at which 8 clients together read the reference file system. It converts samples
-# to seconds.
+# The rate [bytes/s] at which 8 clients together read the reference file system. The benchmark uses
+# it to convert a number of samples to a time.
 PFS_BYTES_PER_S = 2870 * 2**20
 # ImageNet-1k as in NoPFS Fig. 3: number of files, mean size [bytes], number of epochs.
 IMAGENET, IMAGENET_MEAN, IMAGENET_EPOCHS = 1_281_167, 110_000, 90
@@ -59,16 +63,16 @@ MICROSECONDS = 1e6
 
 
 def steady_loads(samples: int, results: list[Result]) -> None:
-    """Measures the loads in the worst epoch after the first one, relative to D - C. D is the number
-    of samples, and C is the number of samples that the tiers of all nodes hold together."""
+    """Measures the number of loads in the worst epoch after the first one, relative to D - C. D is
+    the number of samples, and C is the number of samples that all nodes together can hold."""
     for part in PARTS:
         job = shuffled_job(samples, NODES, part=part, epochs=4, batch=BATCH, size=1000)
         least = samples - int(job.cluster.capacity[:, 1].sum()) // 1000
         shown: list[tuple[str, str, Policy, float | None]] = [
             ("hash", "pinning", hashed, 1.02),
             ("belady-shared", "Belady", partial(belady, shared=True), 1.02),
-            # A separate read costs about 1 ms, as much as reading ten more samples of 194 KB at
-            # 2 GB/s.
+            # The gap is 10, because a separate read costs about 1 ms. In this time, ten more
+            # samples of 194 KB can be read at 2 GB/s.
             ("solar", "SOLAR mapping, chunks of 64", Solar(chunk=64, gap=10), 1.02),
             ("lru-shared", "LRU", partial(lru, shared=True), None),
         ]
@@ -84,8 +88,8 @@ def steady_loads(samples: int, results: list[Result]) -> None:
 
 def solar_ranks(samples: int, document: dict[str, Any], results: list[Result]) -> None:
     """Reproduces Fig. 11 of the SOLAR paper for its medium machine: 16 ranks, which together can
-    hold 80 % of a dataset of 321 GB. That dataset is not available, so `samples` samples of equal
-    size are shuffled instead."""
+    hold 80 % of a dataset of 321 GB. This dataset is not available, so the function uses a dataset
+    of `samples` samples of equal size instead."""
     job = shuffled_job(samples, 16, part=0.8, epochs=4, batch=BATCH)
     rows: dict[str, dict[str, float]] = {}
     for when, named in (("before", "lru"), ("after", "solar")):
@@ -104,9 +108,9 @@ def total_loads(job: Job, decision: Decision) -> float:
 
 
 def epoch_order(samples: int, epochs: int, document: dict[str, Any], results: list[Result]) -> None:
-    """Chooses the path, which is the order in which a training run uses its epochs. Measures the
-    path's cost, and the share of the loads that the path saves. For comparison, SOLAR reports
-    savings of 25.6 % and 59.4 %."""
+    """Chooses the path, which is the order in which a training run uses its shuffled epochs.
+    Measures the path's cost, and the share of the loads that the path saves. For comparison, the
+    SOLAR paper reports savings of 25.6 % and 59.4 %."""
     rows = document["epoch_order"] = []
     for part in PARTS:
         job = shuffled_job(samples, 1, part=part, epochs=epochs, batch=BATCH)
@@ -144,8 +148,11 @@ def _saved(
     row: dict[str, Any],
     results: list[Result],
 ) -> None:
-    """Measures how many of a policy's loads are saved if the training run uses the epochs in the
-    order `path`. Adds the savings to `row`, in samples and in seconds."""
+    """Measures how many loads of a policy are saved if the training run uses the epochs in the
+    order `path`. Adds the savings to `row`, in samples and in seconds.
+
+    named : the name of the policy
+    """
     moved = replace(job, orders=_along(job, path))
     plain, ours = (total_loads(each, policy(each)) for each in (job, moved))
     row[f"samples_saved_{named}"] = plain - ours
@@ -153,7 +160,8 @@ def _saved(
     row[f"seconds_saved_{named}"] = seconds
     part = row["part"]
     text = f"order of epochs, tier holds {part:.0%}: share of {named}'s loads that the order saves"
-    # Reordering is off by default, because with optimal eviction (Belady) it saves less than 1 %.
+    # With optimal eviction (Belady), reordering must save at most 1 %. This is why reordering is
+    # off by default.
     limit = 0.01 if named == "belady" else None
     name = f"epoch_order_{named}_{part}"
     results.append(Result(name, text, "share", (plain - ours) / plain, limit))
@@ -164,8 +172,8 @@ def _along(job: Job, path: npt.NDArray[np.int64]) -> Callable[[int], npt.NDArray
 
 
 def placement(files: int, document: dict[str, Any], results: list[Result]) -> None:
-    """Measures our placement of files (after section 5.1 of the NoPFS paper) on 16 nodes, which
-    together have room for 5 % more than the dataset."""
+    """Measures Monarch's placement of files on 16 nodes, which together have room for 105 % of the
+    dataset. The placement is based on section 5.1 of the NoPFS paper."""
     rng = np.random.default_rng(1)
     used = np.zeros((NODES, files), dtype=np.uint8)
     for _ in range(IMAGENET_EPOCHS):
@@ -212,9 +220,10 @@ def placement(files: int, document: dict[str, Any], results: list[Result]) -> No
 
 
 def threads(results: list[Result]) -> None:
-    """Measures Lobster's Algorithm 1, which shares threads among the queues of GPUs. One result is
-    the difference between the queues' longest and shortest time, relative to the smallest possible
-    difference. The other is the time that the algorithm takes for 8 GPUs."""
+    """Measures Lobster's Algorithm 1, which distributes threads to the queues of GPUs. The first
+    result is the difference between the longest and the shortest time of a queue, relative to the
+    smallest possible difference. The second result is the time that the algorithm needs for 8
+    GPUs."""
     rng, worst = np.random.default_rng(1), 1.0
     for _ in range(40):
         queues = int(rng.integers(2, 5))
@@ -257,16 +266,18 @@ def access_cost(accesses: int, results: list[Result]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.policies", description=__doc__)
-    parser.add_argument("--samples", type=int, default=SOLAR_SAMPLES, help="of the dataset")
-    parser.add_argument("--epochs", type=int, default=SOLAR_EPOCHS, help="that are ordered")
-    parser.add_argument("--files", type=int, default=IMAGENET, help="that NoPFS places")
-    parser.add_argument("--accesses", type=int, default=2_000_000, help="that are timed")
+    parser.add_argument("--samples", type=int, default=SOLAR_SAMPLES, help="samples of the dataset")
+    parser.add_argument(
+        "--epochs", type=int, default=SOLAR_EPOCHS, help="number of epochs to order"
+    )
+    parser.add_argument("--files", type=int, default=IMAGENET, help="number of files to place")
+    parser.add_argument("--accesses", type=int, default=2_000_000, help="number of accesses")
     parser.add_argument("--json", type=Path, help="write the JSON here, not to standard output")
     parser.add_argument("--check", action="store_true", help="exit status 1 if a limit is missed")
     args = parser.parse_args()
     document: dict[str, Any] = {"benchmark": "policies", "machine": describe_machine()}
-    # The number is rounded up to complete steps, because samples that are dropped at the end of an
-    # epoch would count as saved.
+    # Round the number of samples up to complete steps. Otherwise, samples would be dropped at the
+    # end of an epoch, and would count as saved loads.
     samples = -(-args.samples // (NODES * BATCH)) * NODES * BATCH
     document["samples"] = samples
     results: list[Result] = []

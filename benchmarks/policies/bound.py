@@ -1,5 +1,7 @@
-"""Computes the value of a placement of files on nodes (NoPFS, section 5.1), and an upper bound on
-the values of all placements."""
+"""Computes the value of a placement of files on nodes, and an upper bound on the possible values.
+
+A placement determines which nodes hold which files (NoPFS, section 5.1).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ __all__ = ["bound", "bound_of", "value_of"]
 def value_of(
     placed: Placement, frequencies: Rows, sizes: Ints, weights: Floats | None = None
 ) -> float:
-    """Returns the sum of frequency x weight x size over all copies. Arguments are as in `place`."""
+    """Returns the value of a placement: the sum of frequency x weight x size over all copies. The
+    arguments are the same as in `place`."""
     nodes = len(placed.extra)
     program = Program(frequencies, weights, sizes, np.zeros(nodes, int), everything=True)
     return sum(
@@ -25,32 +28,34 @@ def value_of(
 
 
 def bound_of(frequencies: Rows, sizes: Ints, quotas: Ints, seed: int = 0) -> float:
-    """Returns an upper bound on the value of every placement within the quotas. Arguments are as in
-    `place`."""
+    """Returns an upper bound on the value of every placement that respects the quotas. The
+    arguments are the same as in `place`."""
     everything = int(quotas.sum()) >= int(sizes.sum())
     program = Program(frequencies, None, sizes, quotas, everything)
     prices = find_prices(program, np.random.default_rng(seed))
     # Any prices give a valid bound, and the lowest bound is the best. `find_prices` adds noise to
-    # the values, which may raise the prices by up to `width`. So lower prices are tried too.
+    # the values of files. The noise may make the prices too high, by at most `width`. So try lower
+    # prices too.
     lower = np.maximum(0, prices.room - prices.width)
     tried = (prices.room, lower, *_at_values(program, prices.room))
     return min(bound(program, each) for each in tried)
 
 
 def bound(program: Program, prices: Floats) -> float:
-    """Returns an upper bound on the value of any placement: the sum of price x quota over the
-    nodes, plus a part for each file.
+    """Returns an upper bound on the value of any placement. The bound is the sum of price x quota
+    over the nodes, plus a term for each file.
 
-    The gain of a file on a node is its value there minus the node's price. If every file must be
-    held, a file's part is its size times the sum of its positive gains, or times its largest gain
-    if none is positive. If every file is held at most once, its part is its size times its largest
-    gain, or 0 if that is negative.
+    The gain of a file on a node is the file's value on this node, minus the node's price. If the
+    nodes must hold every file, the term of a file is its size times the sum of its positive gains.
+    If the file has no positive gain, the term is its size times its largest gain. If at most one
+    node may hold a file, the term is the file's size times its largest gain, or 0 if this gain is
+    negative.
 
     prices : (nodes,), any values >= 0
     """
     total = np.zeros(len(program.sizes))
     largest = np.full(len(program.sizes), -np.inf)
-    # The sums are computed node by node, so that no table of all nodes is needed.
+    # Compute the sums node by node, which saves the memory for a table of all nodes and files.
     for node, price in enumerate(prices):
         gain = program.values(node) - price
         np.maximum(largest, gain, out=largest)
@@ -61,13 +66,14 @@ def bound(program: Program, prices: Floats) -> float:
 
 
 def _at_values(program: Program, room: Floats) -> tuple[Floats, Floats]:
-    """Returns two arrays (nodes,) of prices. In the first, each node's price is rounded to the
-    nearest value that a file has on this node. In the second, it is rounded up to the next such
-    value.
+    """Returns two arrays (nodes,) of rounded prices. In the first, each node's price is rounded to
+    the nearest value that a file has on this node. In the second, the price is rounded up to the
+    next such value.
 
-    The prices are rounded because thousands of files may have the same value on a node. In that
-    case, this value is the best price. With any other price near this value, each of these files
-    raises the bound by the difference between the two prices.
+    Thousands of files may have the same value on a node. Then this value is the best price. If the
+    price differs a little from this value, the difference raises the bound for each of these files.
+
+    room : (nodes,) the prices before rounding
     """
     nearest, above = room.copy(), room.copy()
     for node, price in enumerate(room):

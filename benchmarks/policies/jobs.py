@@ -1,5 +1,4 @@
-"""Creates jobs whose samples have equal sizes and are shuffled in every epoch. The nodes hold a
-part of the samples."""
+"""Creates jobs with samples of equal size, which are shuffled in every epoch."""
 
 from __future__ import annotations
 
@@ -12,8 +11,8 @@ from monarch_py.policies.view import NO_FILE, PFS, Cluster, Decision, Job
 
 __all__ = ["loads_of_ranks", "shuffled_job"]
 
-# The value of every rate of the jobs [bytes/s]. Any value would do: only loads are counted, and
-# rates do not affect the number of loads.
+# The value of every rate of the jobs [bytes/s]. The value has no effect, because the benchmarks
+# only count loads, and rates do not change the number of loads.
 ANY_RATE = 1e9
 
 
@@ -22,8 +21,9 @@ def shuffled_job(
 ) -> Job:
     """Returns a job whose samples have equal sizes and are shuffled in every epoch.
 
-    part : the share of the dataset that all nodes hold together
-    batch : number of samples of a node in a step;  size : the size of a sample [bytes]
+    part : the share of the dataset that all nodes together can hold
+    batch : the number of samples that a node uses in one step
+    size : the size of a sample [bytes]
     """
     capacity = np.zeros((nodes, 2), dtype=np.int64)
     capacity[:, 1] = int(part * files / nodes) * size
@@ -47,8 +47,8 @@ def shuffled_job(
 
 
 def loads_of_ranks(job: Job, decision: Decision, epoch: int) -> npt.NDArray[np.float64]:
-    """Returns how many samples each node loads in an epoch, (nodes,). Samples that a node reads
-    only because they lie between wanted samples count too."""
+    """Returns how many samples each node loads from the file system in an epoch, (nodes,). Counts
+    also the samples that a node reads only because they lie between samples that it needs."""
     order = (decision.orders or job.orders)(epoch)
     flat = order.reshape(job.cluster.nodes, -1)
     if decision.served is None:

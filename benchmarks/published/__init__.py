@@ -1,8 +1,8 @@
 """A re-creation of the simulator that the authors of NoPFS published.
 
 The re-creation reproduces the published results for all policies. The authors' simulator deviates
-from their paper, and from a real cluster. The re-creation deviates in the same ways. Each deviation
-is a Behaviour, which can be switched off separately.
+in several ways from their paper and from a real cluster. The re-creation has the same deviations.
+Each of them is a Behaviour, which can be switched off separately.
 """
 
 from benchmarks.published.behaviours import AS_PUBLISHED, Behaviour

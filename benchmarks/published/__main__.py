@@ -1,8 +1,8 @@
 """``python -m benchmarks.published SCENARIO``: simulates a scenario as NoPFS's authors do.
 
 SCENARIO is a YAML file, or the name of a scenario that is part of Monarch. ``--without NAME``
-corrects one deviation of the authors' simulator from their paper (behaviours.py), and may be
-repeated. ``-p NAME`` simulates only that policy.
+corrects one deviation of the authors' simulator from their paper (behaviours.py). ``-p NAME``
+simulates only the policy NAME. Both options may be repeated.
 """
 
 from __future__ import annotations

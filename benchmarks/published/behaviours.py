@@ -1,9 +1,9 @@
 """The deviations of the published simulator from its paper, or from a real cluster.
 
-Every member is a switch. With all switches on (AS_PUBLISHED), the re-creation reproduces the
-published numbers. A switch that is off corrects its deviation. Locations are files and functions
-below ``sim/`` in the repository of NoPFS (Dryden et al., SC'21). Section numbers refer to the
-paper.
+Every member of Behaviour is a switch for one deviation. While a switch is on, the re-creation has
+the deviation. With all switches on (AS_PUBLISHED), the re-creation reproduces the published
+numbers. Locations are files and functions below ``sim/`` in the repository of NoPFS (Dryden et al.,
+SC'21). Section numbers refer to the paper.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ __all__ = ["AS_PUBLISHED", "Behaviour"]
 
 
 class Behaviour(Enum):
-    """A switch. It has three texts: the behaviour while the switch is on, the behaviour while it is
-    off, and the location of the deviation."""
+    """A switch for one deviation. Its three texts are the behaviour while the switch is on, the
+    behaviour while it is off, and the location of the deviation in the published code."""
 
     # The random numbers of a run.
     SHUFFLES_BEFORE_SIZES = (
@@ -99,8 +99,8 @@ class Behaviour(Enum):
         "policies/StagingPoolPrefetcher.py, fill_buffers",
     )
     LAST_HOLDER = (
-        "Of several nodes that hold a file, the one with the highest number is asked.",
-        "Of several nodes that hold a file, the one with the fastest copy is asked.",
+        "If several nodes hold a file, it is read from the node with the highest number.",
+        "If several nodes hold a file, it is read from the node with the fastest copy.",
         "policies/BasePolicy.py, _get_maxspeed_remote_buffer_entry",
     )
 
@@ -143,8 +143,8 @@ class Behaviour(Enum):
         "policies/LBANNInMemoryStore.py, LocalityAwareDataLoading.py, ParallelDataStaging.py",
     )
     LOCALITY_WITHOUT_REORDERING = (
-        "Locality-Aware never exchanges a sample: the code takes a lookup as failed if it returns"
-        " None, but a failed lookup returns another value.",
+        "Locality-Aware never exchanges a sample: the code expects a failed lookup to return None,"
+        " but a failed lookup returns another value.",
         "Nodes exchange samples of a batch, so that as many as possible are local.",
         "policies/LocalityAwareDataLoading.py, _reorder_batches; storage/Buffer.py, get_by_id",
     )

@@ -1,4 +1,4 @@
-"""Derives from logs how many nodes read from the PFS at a time."""
+"""Logs reads from the parallel file system (PFS), and derives how many nodes read at a time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from benchmarks.published.behaviours import Behaviour
 
 __all__ = ["WINDOW_S", "ClientLog"]
 
-# A node counts as reading at a given time if it began a read at most this long [s] before or after
-# that time. The value is that of the published simulator.
+# At a given time, a node is considered to read from the PFS if it began a read at most this long
+# [s] before or after this time. The published simulator uses the same value.
 WINDOW_S = 0.1
 _NEVER = float("-inf")
 
@@ -18,8 +18,9 @@ _NEVER = float("-inf")
 class ClientLog:
     """Logs the times [s] at which every node began to read or to prefetch samples from the PFS.
 
-    Reads are logged in order of time. Prefetches are not, because several threads log them. The log
-    sorts the prefetches unless CLIENTS_BY_UNSORTED_SEARCH is on.
+    Reads are logged in the order of their times. Prefetches come from several threads, so they are
+    logged in another order. ClientLog sorts the prefetches by time, unless
+    CLIENTS_BY_UNSORTED_SEARCH is on.
     """
 
     def __init__(self, nodes: int, on: Collection[Behaviour]) -> None:
@@ -56,10 +57,10 @@ class ClientLog:
         return 1 + sum(self._reads_about(other, now) for other in self._others[node])
 
     def _reads_from(self, node: int, now: float) -> bool:
-        """Returns whether a search of the logs finds a read at `now` or later.
+        """Returns whether a search of the logs finds a read at the time `now` or later.
 
-        As in the published simulator, a node's log of prefetches is not searched if its last entry
-        is more than WINDOW_S before `now`.
+        Like the published simulator, does not search the prefetches of a node if the last logged
+        prefetch is at least WINDOW_S before `now`.
         """
         if self.last_read[node] >= now:
             return True

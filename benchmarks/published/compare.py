@@ -1,8 +1,8 @@
 """Compares simulations with recorded outputs of the authors' simulator.
 
-A recorded run is an object with ``policy`` (the name in the authors' script), ``inputs`` and the
-outputs ``run_time_s``, ``epoch_end_s``, ``share_bytes_by_source``, ``stall_s_mean_node``. In the
-inputs, sizes are in MiB and rates in MiB/s; the simulator's "MB" is a MiB.
+A recorded run is a JSON object. It has a ``policy`` (the name in the authors' script), ``inputs``,
+and the outputs ``run_time_s``, ``epoch_end_s``, ``share_bytes_by_source``, ``stall_s_mean_node``.
+In the inputs, sizes are in MiB and rates in MiB/s, although the names of the fields contain "MB".
 tests/simulator/reference/README.md describes the origin of the recorded runs.
 """
 
@@ -49,15 +49,16 @@ _CLASSES = ("staging", "ram", "ssd")
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The difference between a run and its record.
+    """The difference between a simulated run and the recorded run.
 
-    run : its name;  total : relative difference of the total time
-    epochs : relative difference of the time of one epoch, for the epoch with the largest difference
-    shares : absolute difference of the share of the bytes that came from one place, for the place
-        with the largest difference
-    stall : absolute difference of the mean wait of a node [s]
-    seconds : the total time of the simulation, and the recorded total time [s]
-    is_supported : whether the policy could run here;  was_supported : whether the record has a time
+    run : the name of the run
+    total : relative difference of the total time
+    epochs : the largest relative difference of the time of one epoch
+    shares : the largest absolute difference of a place's share of the bytes
+    stall : absolute difference of the mean time that a node waits [s]
+    seconds : the simulated total time, and the recorded total time [s]
+    was_supported : whether the recorded run has a total time
+    is_supported : whether the policy could run in this simulation
     """
 
     run: str
@@ -71,8 +72,8 @@ class Difference:
 
 
 def load_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Returns the recorded runs of a file. The file stores each set of inputs once, and a run
-    refers to its set by number."""
+    """Returns the recorded runs of a file. The file stores equal inputs only one time, in a list.
+    A run in the file contains the index of its inputs in this list."""
     document = json.loads(Path(path).read_text())
     return [{**run, "inputs": document["inputs"][run["inputs"]]} for run in document["runs"]]
 
@@ -111,9 +112,9 @@ def _curve(points: Mapping[str, float]) -> Curve:
 def compare(
     records: Sequence[Mapping[str, Any]], on: Collection[Behaviour] = AS_PUBLISHED
 ) -> list[Difference]:
-    """Simulates every recorded run. Returns how the results differ from the records.
+    """Simulates every recorded run. Returns the differences between the results and the records.
 
-    on : the behaviours of the published simulator that are switched on
+    on : the deviations of the published simulator that the simulation reproduces
     """
     return [_difference(record, on) for record in records]
 

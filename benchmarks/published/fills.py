@@ -1,6 +1,7 @@
-"""Fills the nodes' caches for the policies with which NoPFS is compared (NoPFS, section 6.1).
+"""Fills the nodes' caches for the policies to which NoPFS is compared (NoPFS, section 6.1).
 
-nopfs.py contains the policy of NoPFS itself.
+nopfs.py fills the caches for NoPFS itself. Each function ``fill_...`` returns how long training
+must wait for the fill on each node, (nodes,) [s].
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ class CannotRunError(Exception):
 
 
 def thread_ends(seconds: Floats, begins: Floats) -> Floats:
-    """Returns the time at which each task ends, (files,) [s].
+    """Returns the time at which each task ends, (tasks,) [s]. The threads process the tasks in
+    rotation.
 
-    seconds : (files,) the duration of each task;  begins : (threads,) the time at which each thread
-        is free for its first task. The threads take the tasks in rotation
+    seconds : (tasks,) the duration of each task [s]
+    begins : (threads,) the time at which each thread is free for its first task [s]
     """
     ends = np.empty(len(seconds), np.float64)
     for thread, begin in enumerate(begins[: len(seconds)]):
@@ -56,8 +58,8 @@ def _room(inputs: Inputs, level: int) -> float:
 
 
 def _load(inputs: Inputs, log: ClientLog, node: int, files: Numbers, level: int) -> Floats:
-    """Returns the time at which `node` has read each file from the PFS, (files,) [s]. All nodes are
-    assumed to read from the PFS at the same time."""
+    """Returns the time at which `node` has copied each file from the PFS to class `level`, (files,)
+    [s]. Assumes that all nodes read from the PFS at the same time."""
     threads = _threads(inputs, level)
     seconds = inputs.speeds.load_seconds(inputs.sizes[files], inputs.speeds.pfs[inputs.nodes])
     ends = thread_ends(seconds, np.zeros(threads))
@@ -66,8 +68,8 @@ def _load(inputs: Inputs, log: ClientLog, node: int, files: Numbers, level: int)
 
 
 def _fitting(inputs: Inputs, first: int, end: int, level: int) -> Numbers:
-    """Returns the files from `first` on that fit into a class. The list ends before the first file
-    that does not fit."""
+    """Returns the files that fit into class `level`. Starts with file `first`, and stops at the
+    first file that does not fit, or at file `end`."""
     fill = np.cumsum(inputs.sizes[first:end])
     return np.arange(first, first + np.searchsorted(fill, _room(inputs, level), "right"), dtype="i")
 
@@ -83,8 +85,8 @@ def _last_end(ends: Floats) -> float:
 
 
 def fill_deepio(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
-    """Fills every node with an equal shard. If the dataset is too large, fills one node after the
-    other with as many files as fit."""
+    """Fills the memory of every node with an equal shard of the dataset. If the dataset is too
+    large, fills one node after the other with as many files as fit."""
     _threads(inputs, MEMORY)
     nodes, part, begin = inputs.nodes, inputs.files // inputs.nodes, 0
     does_not_fit = inputs.sizes.sum() / nodes > _room(inputs, MEMORY)
@@ -114,8 +116,8 @@ def fill_lbann_preloading(inputs: Inputs, holders: Holders, log: ClientLog) -> l
 
 
 def fill_lbann_dynamic(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
-    """Fills every node's cache during training. A node's cache receives the first n files in the
-    node's order, where n is the number of files in the node's shard."""
+    """Fills every node's memory during training. A node keeps the first n files that it reads,
+    where n is the number of files in its shard. Training does not wait for this."""
     _check_memory(inputs)
     for node, (first, end) in enumerate(inputs.shards()):
         files = inputs.orders[node][: end - first]
@@ -136,7 +138,7 @@ def _check_memory(inputs: Inputs) -> None:
 
 
 def fill_shards(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
-    """Fills each node's disk with as much of the node's shard as fits."""
+    """Fills each node's disk with the first files of the node's shard, as many as fit."""
     _threads(inputs, DISK)
     stalls = []
     for node, (first, end) in enumerate(inputs.shards()):
@@ -147,8 +149,8 @@ def fill_shards(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]
 
 
 def fill_staged(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
-    """Fills each node's disk with the node's shard, then with files of other shards (parallel data
-    staging)."""
+    """Parallel data staging: fills each node's disk with the node's shard, and then with files of
+    other shards."""
     stalls = fill_shards(inputs, holders, log)
     for node, (first, end) in enumerate(inputs.shards()):
         own = _fitting(inputs, first, end, DISK)

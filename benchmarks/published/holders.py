@@ -18,7 +18,8 @@ _NOBODY = -1
 class Holders:
     """The copies in the storage classes of all nodes. A node holds a file in at most one class.
 
-    level : one array (files,) per node: the class in which the node holds each file, 0 for none
+    level : one array (files,) per node: the class in which the node holds each file; 0 if it does
+        not hold the file
     since : one array (files,) per node: the time at which each copy is complete [s]
     """
 
@@ -30,8 +31,8 @@ class Holders:
         self.level = [bytearray(files) for _ in range(nodes)]
         self.since = [array("d", bytes(8 * files)) for _ in range(nodes)]
         self._rates = rates
-        # For each file, the two holders with the highest numbers, so that at least one of them is
-        # not the node that asks.
+        # For each file, the two holders with the highest node numbers. Two are needed, because the
+        # last holder may itself be the node that requests the file.
         self._last = array("i", [_NOBODY]) * files
         self._second = array("i", [_NOBODY]) * files
         self._is_last_asked = Behaviour.LAST_HOLDER in on
@@ -39,8 +40,11 @@ class Holders:
     def hold(
         self, node: int, files: npt.NDArray[np.int32], level: int, since: npt.ArrayLike
     ) -> None:
-        """Makes `node` hold `files` in class `level` from `since` [s] on. Files that it already
-        holds are unchanged."""
+        """Records that `node` holds `files` in class `level`. Does not change the records of files
+        that the node already holds.
+
+        since : the time at which each copy is complete, or one time for all copies [s]
+        """
         new, first = np.unique(files, return_index=True)
         times = np.broadcast_to(np.asarray(since, np.float64), len(files))[first]
         levels = np.frombuffer(self.level[node], np.uint8)
@@ -54,7 +58,8 @@ class Holders:
         last[new] = np.maximum(last[new], node)
 
     def elsewhere(self, node: int, file: int) -> int:
-        """Returns the node from which `node` requests a file; -1 if no other node holds it."""
+        """Returns the node from which `node` requests a file; -1 if no other node holds the
+        file."""
         last = self._last[file]
         other = last if last != node else self._second[file]
         if self._is_last_asked or other == _NOBODY:
@@ -62,7 +67,7 @@ class Holders:
         return self._fastest(node, file, float("inf"))
 
     def elsewhere_now(self, node: int, file: int, now: float) -> int:
-        """Like `elsewhere`, but only for copies that are complete at `now` [s]."""
+        """Like `elsewhere`, but considers only copies that are complete at the time `now` [s]."""
         if not self._is_last_asked:
             return self._fastest(node, file, now)
         for other in range(len(self.level) - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""The inputs of the published simulator's policies: accesses, sizes, and rates."""
+"""The inputs of the published simulator's policies: accesses, file sizes, and rates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Numbers = npt.NDArray[np.int32]
 
 
 def _together(curve: Curve, storage: StorageClass) -> float:
-    """Returns the rate of all threads of a class together [bytes/s]."""
+    """Returns the total rate of all threads of a storage class [bytes/s]."""
     return float(curve.total(storage.threads))
 
 
@@ -31,9 +31,12 @@ def _together(curve: Curve, storage: StorageClass) -> float:
 class Speeds:
     """The rates of one thread [bytes/s] in the performance model of NoPFS (section 4).
 
-    pfs : (clients + 1,) the rate of one client, indexed by the number of clients; entry 0 is unused
-    local, remote : (classes,) the rate of reading a copy on this node, and a copy on another node
+    pfs : (clients + 1,) pfs[n] is the rate of one client if n clients read from the PFS at the same
+        time; pfs[0] is unused
+    local : (classes,) the rate of reading a copy on the same node
+    remote : (classes,) the rate of reading a copy on another node
     write : the rate of writing into the staging buffer, including preprocessing
+    compute : the rate at which a rank trains
     """
 
     pfs: list[float]
@@ -44,7 +47,10 @@ class Speeds:
 
     @classmethod
     def of(cls, scenario: Scenario, on: Collection[Behaviour]) -> Speeds:
-        """Returns the rates of a scenario, with the published simulator's behaviours in `on`."""
+        """Returns the rates of a scenario.
+
+        on : the deviations of the published simulator that are reproduced
+        """
         rates = scenario.rates
         clients = np.arange(1, scenario.nodes + 1)
         known = clients
@@ -73,12 +79,14 @@ class Speeds:
 
 @dataclass(slots=True)
 class Inputs:
-    """One run's inputs. Policies may replace `orders` with orders of the same length.
+    """The inputs of one run. Policies may replace `orders` with orders of the same length.
 
+    on : the deviations of the published simulator that are reproduced
     sizes : (files,) the size of each file [bytes], not rounded to whole bytes
-    orders : for each node (samples,), the files that it reads in all epochs, one after the other
-    starts : for each node (batches + 1,), the index in its order at which each batch begins, and
-        the index at which the last batch ends
+    orders : one array (samples,) per node: the files that the node reads in all epochs, in the
+        order in which it reads them
+    starts : one list (batches + 1,) per node: the index in the node's order at which each batch
+        begins, and the index at which the last batch ends
     random : the random state, after the orders and the sizes were drawn from it; policies draw
         further numbers from it
     """
@@ -100,8 +108,8 @@ class Inputs:
         return self.scenario.dataset.files
 
     def shards(self) -> list[tuple[int, int]]:
-        """Divides the files into equal parts, one for each node. Returns for each node the range
-        (first, last + 1) of its part."""
+        """Divides the files into equal parts (shards), one for each node. Returns, for each node,
+        the first file of its shard, and the number after the last file."""
         part = self.files // self.nodes
         ends = [part * (node + 1) for node in range(self.nodes)]
         if Behaviour.SHARDS_LEAVE_A_REST not in self.on:
@@ -147,10 +155,10 @@ def _sizes(scenario: Scenario, random: np.random.RandomState) -> Floats:
 def _orders(
     scenario: Scenario, random: np.random.RandomState
 ) -> tuple[list[Numbers], list[list[int]]]:
-    """Returns the values of `Inputs.orders` and `Inputs.starts`: for each node, the files in the
-    order in which it reads them, and the indices in this order at which its batches begin. Each
-    epoch is shuffled independently. Every full batch is divided equally among the nodes. The
-    incomplete last batch of an epoch may be divided unequally, or is dropped."""
+    """Returns the values of `Inputs.orders` and `Inputs.starts`. Each epoch is shuffled
+    independently. Every full batch is divided equally among the nodes. The last batch of an epoch
+    may be incomplete. Then it is divided unequally, or, if the scenario has `drop_last`, left
+    out."""
     nodes, files, batch = scenario.nodes, scenario.dataset.files, scenario.batch_per_rank
     whole, rest = divmod(files, nodes * batch)
     orders: list[list[Numbers]] = [[] for _ in range(nodes)]
@@ -170,12 +178,12 @@ def _orders(
 
 
 def numbers(values: Numbers) -> array[int]:
-    """Returns the values as an array.array, (n,). Reading a single element takes a third of the
-    time that it takes with a numpy array."""
+    """Returns the values as an array.array, (n,). Reading a single element of it takes a third of
+    the time that a numpy array needs."""
     return array("i", np.ascontiguousarray(values, np.int32).tobytes())
 
 
 def floats(values: Floats) -> array[float]:
-    """Returns the values as an array.array, (n,). Reading a single element is faster than with a
-    numpy array."""
+    """Returns the values as an array.array, (n,). Reading a single element of it is faster than
+    with a numpy array."""
     return array("d", np.ascontiguousarray(values, np.float64).tobytes())

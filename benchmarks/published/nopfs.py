@@ -1,5 +1,7 @@
-"""The class prefetchers of NoPFS (section 5.1). On each node, they first place the files that the
-node reads most often."""
+"""The prefetchers of NoPFS (section 5.1), which fill the storage classes (memory, disk) of nodes.
+
+On each node, they first copy the files that the node reads most often.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ Numbers = npt.NDArray[np.int32]
 
 
 class ClassPrefetchers:
-    """Fills the cache classes of every node. Each node has one order of its files. In this order,
-    the files fill the fastest class first, then the next one, and so on."""
+    """Fills the storage classes of every node with copies. Each node has a list of its files. The
+    first files of the list fill the fastest class, the following files fill the next class, and so
+    on."""
 
     def __init__(self, inputs: Inputs, holders: Holders, log: ClientLog) -> None:
         self._inputs = inputs
@@ -30,19 +33,19 @@ class ClassPrefetchers:
         self._orders = [self._order(node) for node in range(inputs.nodes)]
         self._next = [0] * inputs.nodes
         self._used = [[0.0] * len(classes) for _ in range(inputs.nodes)]
-        # The time [s] at which each thread is free.
+        # The time [s] at which each thread of a class has fetched all files assigned to it so far.
         self._free = [[np.zeros(c.threads) for c in classes] for _ in range(inputs.nodes)]
-        # Whether another call of `fill` may place files of the node. False after a call that placed
-        # no file, because all files are placed or no class has room for the order's next file.
+        # For each node, whether another call of `fill` may place files. It is False after a call
+        # that placed no file: then all files are placed, or no class has room for the next file.
         self.is_open = [True] * inputs.nodes
 
     def fill(self, node: int) -> None:
-        """Fills the classes one after the other with the next files of the node's order. A class
-        takes files until the next file does not fit.
+        """Fills the classes of `node` one after the other with the next files of the node's list.
+        Continues with the next class when a file does not fit.
 
-        Files are placed only during the first requests of a run, when the threads are still
-        fetching files that were placed before. So a thread fetches the new files directly after
-        those, without any idle time.
+        Files are placed only during the first requests of a run. At this time, the threads are
+        still fetching files that were placed before. So a thread fetches the new files directly
+        after the earlier files, without any idle time.
         """
         before = self._next[node]
         for level in range(1, len(self._used[node])):
@@ -89,10 +92,10 @@ class ClassPrefetchers:
         return end
 
     def _order(self, node: int) -> Numbers:
-        """Returns the files in the order of placement. The files are sorted by how often the node
-        reads them, and divided into groups: one for each class that is filled and, with
-        ORDERED_BY_OTHER_CLASSES, one for the staging buffer. Each group is then sorted by first
-        use."""
+        """Returns the files of `node` in the order in which they are placed. The files are sorted
+        by how often the node reads them, and divided into groups. There is one group for each class
+        that is filled. With ORDERED_BY_OTHER_CLASSES, there is also a group for the staging buffer.
+        Within a group, the files are sorted by their first use."""
         inputs = self._inputs
         reads = inputs.orders[node]
         counts = np.bincount(reads, minlength=inputs.files)
@@ -114,8 +117,8 @@ class ClassPrefetchers:
 
 
 def _begins(ends: Floats, threads: Floats) -> Floats:
-    """Returns the time at which the fetch of each file began, (files,) [s]. A thread begins a fetch
-    when its previous fetch ends.
+    """Returns the time at which the fetch of each file began, (files,) [s]. The threads fetch the
+    files in rotation. A thread begins a fetch when its previous fetch ends.
 
     ends : when the fetch of each file ended, (files,) [s]
     threads : when each thread begins its first fetch, (threads,) [s]

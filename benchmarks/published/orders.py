@@ -23,10 +23,11 @@ Numbers = npt.NDArray[np.int32]
 
 
 class RawDraws:
-    """Draws the same integers as numpy's RandomState.randint, one at a time, but ten times as fast.
+    """Draws the same integers, one at a time, as numpy's RandomState.randint, but ten times faster.
 
-    It takes 32 bits of the Mersenne Twister at a time, masks them to the bits that the range needs,
-    and rejects values outside the range. If the range contains only one number, nothing is drawn.
+    For each integer, it takes 32 bits from the Mersenne Twister, and keeps only as many bits as the
+    range needs. It rejects values outside the range, and draws again. If the range contains only
+    one number, it draws nothing.
     """
 
     CHUNK = 1 << 14
@@ -55,8 +56,9 @@ class RawDraws:
 
 
 class Stacks:
-    """The files of every node's part in random order. A part is shuffled again when it is used up,
-    and at the beginning of each epoch."""
+    """Draws random files of each node's part of the dataset, without replacement. After all files
+    of a part were drawn, and at the beginning of each epoch, all files of the part can be drawn
+    again."""
 
     def __init__(self, parts: list[Numbers], random: np.random.RandomState) -> None:
         self._parts = parts
@@ -75,7 +77,8 @@ class Stacks:
 
 
 def _batches(inputs: Inputs) -> list[list[tuple[int, int]]]:
-    """Returns, for every batch and every node, the batch's range in the order of the node."""
+    """Returns, for every batch and every node, the range (begin, end) of the batch in the node's
+    order."""
     ranges = [list(pairwise(starts)) for starts in inputs.starts]
     return [list(parts) for parts in zip(*ranges, strict=True)]
 
@@ -93,7 +96,7 @@ def _demand_some(parts: Sequence[Sized]) -> None:
 
 
 def draw_staged(inputs: Inputs, holders: Holders) -> None:
-    """Parallel Staging: a node reads random files of its own shard."""
+    """Parallel Staging: each node reads random files of its own shard."""
     random, batches = inputs.random, _batches(inputs)
     per_epoch = inputs.scenario.batches_per_epoch
     parts = [
@@ -102,8 +105,8 @@ def draw_staged(inputs: Inputs, holders: Holders) -> None:
     ]
     again = Behaviour.STAGING_DRAWS_AGAIN in inputs.on
     _demand_some(parts)
-    # As in the published simulator, a draw is bounded by the highest number of a file that the node
-    # holds, even if that file is outside the node's own part. The bound itself is never drawn.
+    # Like the published simulator, draw only numbers below the highest file number that the node
+    # holds, even if this file is outside the node's own part. This highest number is never drawn.
     ends = [
         max(int(files[-1]), int(part[0]) + 1)
         for files, part in zip(_held(holders), parts, strict=True)
@@ -122,13 +125,13 @@ def draw_staged(inputs: Inputs, holders: Holders) -> None:
 
 
 def draw_deepio(inputs: Inputs, holders: Holders) -> None:
-    """Opportunistic DeepIO: a node reads random files that it or another node has in memory."""
+    """Opportunistic DeepIO: each node reads random files that it or another node has in memory."""
     on, nodes = inputs.on, inputs.nodes
     held = _held(holders)
     _demand_some(held)
     draws = RawDraws(inputs.random)
     stacks = Stacks(held, np.random.RandomState(inputs.random.randint(1 << 31)))
-    # As in the published simulator, the last file of a part is never drawn.
+    # Like the published simulator, never draw the last file of a part.
     bounds = [(int(files[0]), max(int(files[-1]), int(files[0]) + 1)) for files in held]
     chance = max(nodes - 1, 1) if Behaviour.DEEPIO_LOCAL_CHANCE in on else nodes
     again = Behaviour.DEEPIO_DRAWS_AGAIN in on
@@ -141,8 +144,8 @@ def draw_deepio(inputs: Inputs, holders: Holders) -> None:
             is_local = node == 0 and Behaviour.DEEPIO_FIRST_NODE_LOCAL in on
             order = inputs.orders[node]
             for place in range(begin, end):
-                # As in the published simulator, the number is drawn even if `is_local` makes it
-                # unnecessary.
+                # Like the published simulator, draw this number even if `is_local` makes it
+                # unnecessary. Otherwise, all later random numbers would differ.
                 is_near = draws.between(1, 1 + chance) == 1
                 owner = node
                 if not is_local and not is_near:
@@ -169,9 +172,11 @@ def exchange(inputs: Inputs, holders: Holders) -> None:
 
 
 def _deal(files: Numbers, owner: npt.NDArray[np.int64], counts: list[int]) -> list[Numbers]:
-    """Assigns the samples of one batch to nodes. A sample goes to its owner while the owner's part
-    of the batch has room, otherwise to any node whose part has room.
+    """Assigns the samples of one batch to nodes. A sample goes to the node that holds its file. If
+    this node's part of the batch is full, or if no node holds the file, the sample goes to any node
+    that has room in its part.
 
+    owner : for each file, the node that holds it; -1 for none
     counts : for each node, the number of samples in its part of the batch
     """
     owners = owner[files]

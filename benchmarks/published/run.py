@@ -1,4 +1,4 @@
-"""Runs a policy: the nodes request samples batch by batch, with a barrier after each batch."""
+"""Simulates a policy: nodes request samples batch by batch, with a barrier after each batch."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ __all__ = ["POLICIES", "simulate"]
 Fill = Callable[[Inputs, Holders, ClientLog], list[float]]
 Order = Callable[[Inputs, Holders], None]
 
-# How a sample reached its rank: it was in the staging buffer (READY), it was on its way into the
-# buffer (WAITED), or it was fetched directly (DIRECT).
+# How the rank got a sample that it requested. READY: the sample was in the staging buffer. WAITED:
+# the rank waited until the sample was in the buffer. DIRECT: the sample was fetched without the
+# buffer.
 READY, WAITED, DIRECT = 0, 1, 2
 
 
@@ -36,12 +37,13 @@ READY, WAITED, DIRECT = 0, 1, 2
 class Policy:
     """The parts of a published policy.
 
-    fill : a function that fills the caches before training. It returns how long that takes on each
+    fill : a function that fills the caches. It returns how long training must wait for this on each
         node, (nodes,) [s]
     order : a function that changes which samples the nodes read
-    from_peers, from_pfs : whether prefetching into the staging buffer may read from other nodes,
-        and whether it may read from the PFS, in addition to the node's own caches
-    is_staged : whether samples are prefetched into the staging buffer
+    from_peers : whether samples may be prefetched into the staging buffer from other nodes
+    from_pfs : whether samples may be prefetched into the staging buffer from the PFS
+    is_staged : whether samples are prefetched into the staging buffer at all. Prefetching from the
+        node's own caches is then always allowed
     is_perfect : whether every sample is available without any delay
     has_class_prefetchers : whether the caches are filled during training, as NoPFS does (nopfs.py)
     """
@@ -74,10 +76,11 @@ def simulate(
 ) -> Result | str:
     """Simulates a policy of POLICIES as the published simulator does.
 
-    on : which deviations of the published simulator from its paper are reproduced; all other
+    on : the deviations of the published simulator from its paper that are reproduced. All other
         deviations are corrected
 
-    Raises ConfigError for an unknown policy, and for scenarios with features that the published
+    Returns the result, or, if the policy cannot run in the scenario, a sentence that says why.
+    Raises ConfigError for an unknown policy, and for a scenario with a feature that the published
     simulator lacks.
     """
     if policy not in POLICIES:
@@ -120,7 +123,7 @@ class Run:
         self._begin()
 
     def _begin(self) -> None:
-        """Prefetches before the first request."""
+        """Simulates the prefetching that happens before the first request."""
         during = Behaviour.STAGING_DURING_FIRST_FILL in self.inputs.on
         now = 0.0 if during else self.first_fill
         if self.policy.has_class_prefetchers:
@@ -135,7 +138,7 @@ class Run:
                 buffer.ready = array("d", bytes(8 * len(buffer.order)))
 
     def result(self) -> Result:
-        """Runs all batches. Returns the result."""
+        """Simulates all batches. Returns the result."""
         nodes, per_epoch = self.inputs.nodes, self.inputs.scenario.batches_per_epoch
         now, epoch_ends, imbalanced = self.first_fill, [], 0
         batches = len(self.inputs.starts[0]) - 1
@@ -170,8 +173,11 @@ class Run:
         return times
 
     def _serve(self, node: int, begin: int, end: int, now: float) -> float:
-        """Returns the time [s] at which `node` has processed the samples from `begin` to `end` - 1
-        of its order."""
+        """Simulates the requests of `node` for the samples [begin, end) of its order. Returns the
+        time [s] at which the node has processed these samples.
+
+        now : the time of the first request [s]
+        """
         buffer, sizes, compute = self.staging.buffers[node], self.sizes, self.speeds.compute
         order, ready, source = buffer.order, buffer.ready, buffer.source
         limit, log = self.batch_begins[node], self.log
@@ -191,8 +197,11 @@ class Run:
         return now
 
     def _prefetch(self, node: int, limit: int, now: float) -> None:
-        """Runs the prefetching that a request triggers: into the storage classes, and into the room
-        that the request frees in the staging buffer."""
+        """Simulates the prefetching that a request triggers. It fills the storage classes. It also
+        fills the room that the request frees in the staging buffer.
+
+        limit : samples before this index are removed from the staging buffer
+        """
         if self.prefetchers is not None and self.prefetchers.is_open[node]:
             self.prefetchers.fill(node)
         if self.staging.buffers[node].freed < limit:
@@ -201,8 +210,9 @@ class Run:
                 self.staging.fill(node, now)
 
     def _late(self, node: int, place: int, file: int, now: float) -> float:
-        """Returns the time [s] at which a sample that is not yet in the staging buffer arrives. The
-        sample comes through the buffer or is fetched directly, whichever is faster."""
+        """Returns the time [s] at which the node gets a sample that is not in the staging buffer at
+        the time `now`. The node waits for the buffer, or fetches the sample directly, whichever is
+        faster."""
         buffer, size = self.staging.buffers[node], self.sizes[file]
         speeds, holders = self.speeds, self.holders
         source, fetch = PFS, size / speeds.pfs[self.log.clients(now, node)]
@@ -259,8 +269,8 @@ class Run:
         )
 
     def _is_reuse(self) -> npt.NDArray[np.bool_]:
-        """Returns one truth value for each read, node by node: whether the node had read the same
-        sample before."""
+        """Returns, for each read of each node, whether the node had read the same sample before.
+        The reads of node 0 come first, then those of node 1, and so on."""
         reuses = []
         for order in self.inputs.orders:
             is_reuse = np.ones(len(order), bool)

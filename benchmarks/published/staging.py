@@ -1,7 +1,7 @@
 """The staging buffers of the nodes: which samples are prefetched, when, and from where.
 
-Samples are staged in the order in which they will be read, as long as there is room (NoPFS, section
-5.2.2). A sample is identified by its index in its node's order.
+Samples are prefetched ("staged") in the order in which the node will read them, as long as the
+buffer has room (NoPFS, section 5.2.2). A sample is identified by its index in this order.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ class Buffer:
     """One node's staging buffer.
 
     order : (samples,) the file of each sample
-    ready : (samples,) the time at which the sample has reached the buffer [s]; NOT_STAGED for never
-    source : (samples,) the origin of the sample, both for samples that came through the buffer and
-        for samples that were fetched directly
+    ready : (samples,) the time at which the sample reaches the buffer [s]; NOT_STAGED if it never
+        does
+    source : (samples,) the origin of the sample. Samples that were fetched directly, without the
+        buffer, have an origin too
     """
 
     def __init__(self, order: array[int], files: int, threads: int) -> None:
@@ -37,15 +38,15 @@ class Buffer:
         self.asked = 0  # the next sample that will be read
         self.used = 0.0  # [bytes]
         self.known = bytearray(files)  # 1 for each file that takes no room when it is staged again
-        self.threads = [0.0] * threads  # the time [s] from which on each thread is free
+        self.threads = [0.0] * threads  # the time [s] at which each thread becomes free
         self.turn = 0
 
 
 class Staging:
-    """The staging buffers of all nodes and how they are filled.
+    """The staging buffers of all nodes. The methods fill and free them.
 
-    from_peers : whether prefetching may read from other nodes
-    from_pfs : whether prefetching may read from the PFS
+    from_peers : whether samples may be prefetched from other nodes
+    from_pfs : whether samples may be prefetched from the PFS
     """
 
     def __init__(
@@ -88,7 +89,8 @@ class Staging:
         buffer.freed = max(buffer.freed, until)
 
     def fill(self, node: int, now: float) -> None:
-        """Stages as many samples as there is room for. Idle threads begin at `now` [s]."""
+        """Stages samples until the buffer has no room for the next sample. Idle threads begin at
+        the time `now` [s]."""
         buffer, sizes, capacity = self.buffers[node], self.sizes, self._capacity
         threads, order, known = buffer.threads, buffer.order, buffer.known
         for at, time in enumerate(threads):
@@ -119,7 +121,10 @@ class Staging:
 
     def _fetch(self, node: int, file: int, size: float, begin: float) -> tuple[int, float]:
         """Returns the origin from which a thread of `node` reads a file, and the time at which the
-        file is staged [s]; (0, 0) if no origin is allowed. The thread is free from `begin` on."""
+        file has reached the buffer [s]. Returns (0, 0) if there is no allowed origin.
+
+        begin : the time at which the thread is free [s]
+        """
         speeds, holders = self._speeds, self._holders
         source, rate, since = 0, 0.0, 0.0
         if level := holders.level[node][file]:
@@ -140,5 +145,6 @@ class Staging:
         return source, max(since, begin) + (write + size / rate)
 
     def _is_of_use(self, other: int, file: int, begin: float) -> bool:
-        # If the PFS may be read, no thread waits for a copy that another node is still making.
+        # A thread waits for an unfinished copy of another node only if it cannot read from the PFS
+        # instead.
         return not self._from_pfs or self._holders.since[other][file] <= begin

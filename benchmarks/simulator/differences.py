@@ -1,13 +1,15 @@
 """``python -m benchmarks.simulator.differences``: our simulator, compared with the published one.
 
-Every recorded run of the authors' simulator is simulated by our simulator and by the re-creation of
-theirs (benchmarks/published). The authors' simulator deviates from its paper in some behaviours,
-each of which can be switched off in the re-creation. The re-creation runs with all behaviours on,
-with all off and, for two sets of runs, with each one off separately. If our simulator and the
-re-creation with all behaviours off still give different results, the two models differ. The effects
-of the two largest differences between the models are measured, by removing one difference at a
-time. The tables are written into docs/simulator.md. The benchmark takes about eight minutes on one
-core; with --only stressS3, it takes half a minute.
+The inputs are recorded runs of the simulator that the authors of NoPFS published. Monarch's
+simulator and a re-creation of the authors' simulator (benchmarks/published) simulate each of these
+runs. The authors' simulator deviates from its paper in some behaviours. In the re-creation, each of
+these behaviours can be switched off. The re-creation runs with all behaviours on, and with all
+behaviours off. For two sets of runs, it also runs with each single behaviour off.
+
+If Monarch's simulator and the re-creation with all behaviours off give different results, the two
+performance models differ. The benchmark measures the effects of the two largest differences between
+the models, by removing one difference at a time. It writes the tables into docs/simulator.md. It
+takes about eight minutes on one core; with --only stressS3, it takes half a minute.
 """
 
 from __future__ import annotations
@@ -31,17 +33,17 @@ from monarch_py.simulator.comparison import compare
 from monarch_py.simulator.result import PLACES, Result
 from monarch_py.simulator.scenario import Scenario
 
-# The runs of these sets are also simulated once for each switch of the re-creation, with only that
-# switch off. The sets are small, one for each dataset.
+# The runs of these sets are also simulated with each single switch of the re-creation off. There is
+# one small set for each dataset.
 SWITCHED = ("imagenet1k/stressS3", "mnist/paper")
-# A switch is listed for a run if it changes the total time by more than the fraction LEAST_TIME, or
-# a share of the bytes by more than LEAST_SHARE.
+# The table lists a switch for a run if switching it off changes the total time by more than the
+# fraction LEAST_TIME, or the share of the bytes from one place by more than LEAST_SHARE.
 LEAST_TIME, LEAST_SHARE = 1e-3, 0.01
 
 
 def numbers(result: Result | str) -> dict[str, Any] | None:
-    """Returns the total time [s] of a run, the shares of the bytes from each place, and the time
-    before the first batch [s]; None if the policy could not run."""
+    """Returns the total time [s] of a run, the share of the bytes that came from each place, and
+    the time before the first batch [s]. Returns None if the policy could not run."""
     if isinstance(result, str):
         return None
     return {
@@ -56,9 +58,9 @@ def published(scenario: Scenario, policy: str, off: Collection[Behaviour]) -> di
 
 
 def measure(record: dict[str, Any]) -> dict[str, Any]:
-    """Simulates one recorded run in the re-creation, in our simulator, and in the re-creation with
-    all switches off. If the run belongs to one of the sets of runs in SWITCHED, it is also
-    simulated once for each switch, with only that switch off."""
+    """Simulates one recorded run in three ways: in the re-creation, in Monarch's simulator, and in
+    the re-creation with all switches off. If the run belongs to a set in SWITCHED, also simulates
+    it in the re-creation with each single switch off."""
     scenario, policy = scenario_of(record), NAMES[record["policy"]]
     there, here = published(scenario, policy, ()), numbers(compare(scenario, [policy])[policy])
     run: dict[str, Any] = {"set": scenario.name, "policy": policy, "there": there, "here": here}
@@ -76,16 +78,16 @@ def measure(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def single(scenario: Scenario) -> Scenario:
-    """Returns the scenario with one thread for each class, so that no rate is shared. This thread
-    has the rate of all threads of the class together."""
+    """Returns the scenario with one thread for each storage class, so that threads share no rate.
+    This thread gets the total rate of all threads of the class."""
     classes = tuple(replace(each, threads=1) for each in scenario.classes)
     return replace(scenario, classes=classes)
 
 
 @contextmanager
 def staged_from_pfs(policy: str) -> Iterator[None]:
-    """While the context lasts, the re-creation lets the policy prefetch from the file system too,
-    as our simulator does."""
+    """Inside the `with` block, the re-creation allows the policy to prefetch from the file system
+    too, as Monarch's simulator does."""
     kept = POLICIES[policy]
     POLICIES[policy] = replace(kept, from_pfs=True)
     try:
@@ -95,8 +97,9 @@ def staged_from_pfs(policy: str) -> Iterator[None]:
 
 
 def models(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Simulates one recorded run in both simulators, with all switches off. The first case is the
-    run as recorded. Each further case removes one difference between the models."""
+    """Simulates one recorded run in Monarch's simulator, and in the re-creation with all switches
+    off. Yields the results for several cases. The first case is the run as recorded. Each further
+    case removes one difference between the two models."""
     scenario, policy = scenario_of(record), NAMES[record["policy"]]
     cases = [("as recorded", scenario), ("one thread per class", single(scenario))]
     if policy == "deepio-ordered":
@@ -225,8 +228,8 @@ def main() -> int:
             runs.append(measure(record))
             if record["params"] == "stressS3":
                 modelled += models(record)
-    # With --only, the tables have only the named runs. So the page is then written only if the
-    # command line names a page.
+    # With --only, the tables have only some of the runs. So write the page only if the user has
+    # named a page.
     if page := arguments.page or (None if arguments.only else PAGE):
         put_tables(page, tables(runs, modelled))
     document = {"machine": describe_machine(), "runs": runs, "models": modelled}

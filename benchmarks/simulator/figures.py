@@ -1,10 +1,10 @@
 """``python -m benchmarks.simulator.figures``: the papers' figures, from the shipped scenarios.
 
-Every scenario is simulated under all relevant policies. The results are drawn like figure 8 of
-NoPFS (docs/img/simulator_*.png), and written as tables into docs/simulator.md. For datasets of many
-files, the number of files and the capacities are divided by a factor, and the simulated times are
-multiplied by the same factor. The reduced staging buffer still has room for at least four batches.
-The benchmark takes about seven minutes on one core.
+Every scenario is simulated under all relevant policies. The results are drawn in the style of
+figure 8 of NoPFS (docs/img/simulator_*.png), and written as tables into docs/simulator.md. For
+datasets of many files, the benchmark divides the number of files and the capacities by a factor,
+and multiplies the simulated times by the same factor. But the staging buffer always has room for at
+least four batches. The benchmark takes about seven minutes on one core.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from monarch_py.simulator.scenario import Curve, Scenario, StorageClass
 from monarch_py.util.units import GIB
 
 IMAGES, PAGE = Path("docs/img"), Path("docs/simulator.md")
-# The number of a node's batches that a reduced staging buffer can still hold; a smaller buffer
-# would stop the prefetching.
+# A reduced staging buffer has room for at least this many batches of its node. With a smaller
+# buffer, prefetching would stop.
 BATCHES_STAGED = 4
-# The policies with which Lobster and SOLAR are compared; NoPFS is compared with other policies.
+# The policies to which Lobster and SOLAR are compared. NoPFS is compared to all policies.
 CACHING = (
     "perfect",
     "naive",
@@ -51,8 +51,8 @@ CACHING = (
     "solar",
     "solar-reordered",
 )
-# Lobster is compared with these policies of CACHING. SOLAR's policies are left out, because they
-# move samples between ranks, and Lobster does not.
+# The policies of CACHING to which Lobster is compared. SOLAR's policies are left out, because they
+# change which rank reads a sample, and Lobster does not.
 FIXED = CACHING[:-2]
 # The policies in the table for several nodes that share one source.
 TOGETHER = ("staging-buffer", "first-fit", "hash", "nopfs", "planned")
@@ -64,10 +64,11 @@ RAM, SSD, STAGING = (0, 32, 64, 128, 256, 512), (0, 128, 256, 512, 1024, 2048), 
 class Case:
     """A simulation for a table.
 
-    scenario : the scenario's name;  group : the table that contains the results
+    scenario : the scenario's name
+    group : the name of the table that contains the results
     part : the number of files and the capacities are divided by this number
     slower : the file system's rates are divided by this number
-    epochs : replaces the scenario's own number of epochs; 0 keeps that number
+    epochs : the number of epochs; 0 for the number in the scenario
     """
 
     scenario: str
@@ -163,8 +164,9 @@ def machines(scenario: Scenario) -> Iterator[tuple[str, tuple[StorageClass, ...]
 
 
 def grid(part: int, slower: int) -> dict[str, Any]:
-    """Simulates NoPFS on the machines of its figure 9. Documents usually have one result for each
-    policy; the returned document has one for each machine instead."""
+    """Simulates NoPFS on the machines of its figure 9. In the returned document, the field
+    `policies` maps the name of each machine to a result. In other documents, it maps the name of
+    each policy to a result."""
     scenario = load_scenario(shipped_scenarios()["nopfs_fig9"])
     results = {}
     for name, classes in machines(scenario):
@@ -178,8 +180,8 @@ def grid(part: int, slower: int) -> dict[str, Any]:
 
 
 def times(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) -> list[str]:
-    """Returns a table of total times with a row for each policy and a column for each case. The
-    times are relative to those of the policy `perfect`, whose own row shows seconds."""
+    """Returns a table of total times with a row for each policy and a column for each case. The row
+    of the policy `perfect` shows seconds. The other rows show times relative to `perfect`."""
 
     def cell(document: dict[str, Any], policy: str) -> str:
         result = document["policies"].get(policy, {"unsupported": ""})
@@ -195,9 +197,9 @@ def times(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) 
 
 
 def loads(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) -> list[str]:
-    """Returns a table with a row for each policy and a column for each case. A cell shows the bytes
-    read from the file system after the first epoch, divided by the bytes used after the first
-    epoch."""
+    """Returns a table with a row for each policy and a column for each case. A cell shows a ratio
+    for all epochs except the first one: the bytes read from the file system, divided by the bytes
+    that the ranks use."""
 
     def cell(document: dict[str, Any], policy: str) -> str:
         result = document["policies"][policy]
@@ -212,9 +214,10 @@ def loads(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) 
 
 
 def together(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) -> list[str]:
-    """Returns a table with a row for each policy. Each case has these columns: seconds of the first
-    epoch and of a later one, the speed-up of later epochs relative to the first policy, the share
-    of bytes from other nodes, and the bytes from the source relative to the dataset."""
+    """Returns a table with a row for each policy. Each case has these columns: the time [s] of the
+    first epoch, the mean time [s] of a later epoch, the speed-up of later epochs relative to the
+    policy in the first row, the share of bytes from other nodes, and the bytes from the source
+    relative to the dataset."""
     rows = []
     for policy in policies:
         row = [f"`{policy}`"]
@@ -250,7 +253,8 @@ def grid_rows(document: dict[str, Any]) -> list[str]:
 
 
 def tables(documents: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
-    """Returns the lines of each table that `put_tables` writes, by the table's name."""
+    """Returns a dictionary for `put_tables`. It maps the name of each table to the table's
+    lines."""
     made = {}
     for group in dict.fromkeys(case.group for case in CASES):
         cases = [case for case in CASES if case.group == group and case.name in documents]
@@ -276,15 +280,16 @@ def tables(documents: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def is_drawn(case: Case) -> bool:
-    """Returns whether the case is drawn. Some cases exist twice, the second time with a slower file
-    system. Then only the second one is drawn: the bars of the first all have the same height."""
+    """Returns whether there is a picture of the case. Some cases exist twice, the second time with
+    a slower file system. Then only the second one has a picture, because all bars of the first one
+    would have the same height."""
     slower = any(c.scenario == case.scenario and c.slower > 1 for c in CASES)
     return not case.epochs and (case.slower > 1 or not slower)
 
 
 def shown(document: dict[str, Any]) -> dict[str, Any]:
-    """Returns the document with only some of the machines of figure 9: a picture has no room for
-    all of them."""
+    """Returns the document with only some of the machines of figure 9, because a picture has no
+    room for all of them."""
     kept = {
         name: result
         for name, result in document["policies"].items()
@@ -318,8 +323,8 @@ def main() -> int:
             documents[name] = grid(200, slower)
             if slower > 1:
                 draw(shown(documents[name]), arguments.images / f"simulator_{name}.png")
-    # With --only, the tables have only the named cases. So the page is then written only if the
-    # command line names a page.
+    # With --only, the tables have only some of the cases. So write the page only if the user has
+    # named a page.
     if page := arguments.page or (None if arguments.only else PAGE):
         put_tables(page, tables(documents))
     if arguments.json:

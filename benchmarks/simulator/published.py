@@ -1,12 +1,14 @@
-"""``python -m benchmarks.simulator.published``: the re-creation, compared with the authors'
-simulator.
+"""``python -m benchmarks.simulator.published``: compares a re-creation with the original simulator.
 
-Every recorded run is simulated in a process of its own. The benchmark reports how much totals,
-epochs, shares and stalls differ from the record. It also reports what a million accesses cost in
-both simulators. The authors' simulator deviates from its paper in some behaviours, which the
-re-creation reproduces (benchmarks/published/behaviours.py). To show their effects, ``--switches``
-also simulates every run with each behaviour switched off in turn, and with all of them off. All
-runs take about three minutes on one core; ``--only stressS3`` takes seconds.
+The original is the simulator that the authors of NoPFS published. The benchmark simulates every
+recorded run of the original with the re-creation, each run in a process of its own. It reports how
+much total times, epoch times, shares of bytes and stalls differ from the record. It also reports
+the CPU time of a million accesses in both simulators.
+
+The original deviates from its paper in some behaviours, which the re-creation reproduces
+(benchmarks/published/behaviours.py). To show their effects, ``--switches`` also simulates every run
+with each single behaviour switched off, and with all behaviours off. All runs take about three
+minutes on one core; ``--only stressS3`` takes seconds.
 """
 
 from __future__ import annotations
@@ -27,13 +29,17 @@ from benchmarks.published import AS_PUBLISHED, Behaviour
 from benchmarks.published.compare import compare, load_records
 
 RECORDS = Path("tests/simulator/reference/nopfs_simulator.json")
-# The allowed deviation of a re-creation: relative for times, absolute for shares.
+# How much a simulated run may differ from the recorded run: relative for times, absolute for
+# shares.
 TIME_LIMIT, SHARE_LIMIT = 0.02, 0.01
 
 
 def measure(task: tuple[dict[str, Any], Collection[Behaviour]]) -> dict[str, Any]:
-    """Returns one run's differences and costs. The memory [bytes] includes the interpreter and its
-    imports."""
+    """Simulates one recorded run. Returns the differences from the record, and the costs of the
+    simulation. The memory [bytes] includes the interpreter and its imports.
+
+    task : the recorded run, and the behaviours that are switched on
+    """
     record, on = task
     begun = time.process_time()
     (difference,) = compare([record], on)
@@ -76,8 +82,9 @@ def _refused(one: dict[str, Any]) -> str:
 
 
 def switch_rows(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Switches off each behaviour of the published simulator separately, then all of them at once.
-    For each run that then differs from its record, returns how it differs."""
+    """Simulates all runs with each single behaviour of the published simulator switched off, and
+    then with all behaviours off. Returns the differences of all simulated runs that are not equal
+    to their records."""
     worth = []
     one_by_one = {behaviour.name: (behaviour.off, {behaviour}) for behaviour in Behaviour}
     every = {"every one": ("All of them at once.", set(Behaviour))}
@@ -89,7 +96,7 @@ def switch_rows(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Prints the table as text to standard error, and as JSON to standard output or a file."""
+    """Prints the table as text to standard error. Writes the JSON to standard output or a file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--only", default="", help="simulate only the runs whose name contains this text"

@@ -1,9 +1,10 @@
 """``python -m benchmarks.simulator.replay``: real runs, compared with their simulation.
 
-A training program reads a dataset behind a slow source through Monarch. It reads each sample when
-it needs it, or some samples ahead. The rates of the machine are measured as `monarch calibrate`
-measures them. The order of the reads is recorded and simulated. Then the size of the tier is
-changed: the simulation predicts the times of the epochs, and a new run measures them.
+A training program reads a dataset on a slow source through Monarch. In some runs, the program reads
+each sample when it needs the sample. In other runs, it reads some samples ahead. The benchmark
+measures the rates of the machine as `monarch calibrate` does. It records the order in which the
+program reads the files, and simulates the run with this order. Then it changes the size of the
+tier. The simulation predicts the new times of the epochs, and a new run measures them.
 """
 
 from __future__ import annotations
@@ -32,15 +33,16 @@ from monarch_py.util.units import MIB
 
 TRAINER = Path(__file__).with_name("trainer.py")
 BATCH, EPOCHS = 8, 3
-# For a training run that reads ahead: the number of its threads, and how many samples are read
-# ahead.
+# For a training run that reads ahead: the number of reading threads, and the number of samples that
+# are read ahead.
 AHEAD = (4, 16)
-# Stands for no limit [bytes/s].
+# A rate that is so high that it is no limit [bytes/s].
 FAST = 1e12
 
 
 class Replay:
-    """A machine: its slow source, its tier (of variable size) and its measured rates."""
+    """A machine that runs and simulates training programs. It has a slow source, a tier of variable
+    size, and measured rates."""
 
     def __init__(self, args: argparse.Namespace, place: Path, slow: SlowSource) -> None:
         self.args, self.place, self.slow = args, place, slow
@@ -57,7 +59,8 @@ class Replay:
         self.calibration = self._calibrate()
 
     def _room(self, share: float) -> int:
-        # The blocks and the entry of each file count towards a tier's quota.
+        # A file uses up more of a tier's quota than its size: its size is rounded up to complete
+        # blocks, and its directory entry needs room too.
         return int(share * (self.sizes.sum() + 8192 * len(self.sizes)))
 
     def _calibrate(self) -> Calibration:
@@ -143,8 +146,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulator.replay")
     parser.add_argument("--files", type=int, default=320)
     parser.add_argument("--mean", type=int, default=MIB, help="size of a file [bytes]")
-    parser.add_argument("--rate", type=float, default=100, help="of the source [MB/s]")
-    parser.add_argument("--compute", type=float, default=150, help="of the training [MB/s]")
+    parser.add_argument("--rate", type=float, default=100, help="rate of the source [MB/s]")
+    parser.add_argument("--compute", type=float, default=150, help="rate of the training [MB/s]")
     parser.add_argument("--tier", type=Path, default=Path("/dev/shm"))
     parser.add_argument("--workdir", type=Path)
     args = parser.parse_args()

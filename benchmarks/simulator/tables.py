@@ -1,4 +1,4 @@
-"""Writes a benchmark's tables into a documentation page, between two comments."""
+"""Writes the tables of a benchmark into a page of the documentation."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def put_tables(page: Path, tables: Mapping[str, Sequence[str]]) -> None:
-    """Replaces the content between ``<!-- table NAME -->`` and ``<!-- end -->`` for each table. A
-    table that the page does not mention is left out."""
+    """Replaces, for each table, the text between ``<!-- table NAME -->`` and ``<!-- end -->`` in
+    the page. Does not write a table whose name is not in the page."""
     text = page.read_text()
     for name, lines in tables.items():
         place = re.compile(rf"(<!-- table {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)

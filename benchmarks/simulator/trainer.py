@@ -1,7 +1,7 @@
 """A training program for benchmarks.simulator.replay. It does not use Monarch's API.
 
-The program reads files in a seeded random order, sleeps after each file in place of computing, and
-prints its measurements as JSON.
+The program reads files in a random order that depends on a seed. After each file, it sleeps instead
+of computing. It prints its measurements as JSON.
 """
 
 from __future__ import annotations

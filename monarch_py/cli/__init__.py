@@ -1,6 +1,6 @@
 """The `monarch` command. Each module of this package contains a group of related commands.
 
-This module turns an error that a user can correct into one sentence and an exit status.
+This module reports each error that a user can correct as one sentence, and sets an exit status.
 """
 
 import errno
@@ -47,12 +47,12 @@ MODULES = {
 COMMANDS = {command: module for module, commands in MODULES.items() for command in commands}
 # The exit status after Ctrl-C. Shells report 128 + SIGINT for a program that SIGINT has ended.
 INTERRUPTED = 130
-# Matches the end of the message with which click refuses a value that is not a number.
+# Matches the end of the message that click prints for a value that is not a number.
 NO_NUMBER = re.compile(r"is not a valid (?:(integer)|float)(?: range)?")
 DID_YOU_MEAN = r"\.? \(?Did you mean(.*?)\)?$"
-# The exception that click raises if a group of commands is called without a command. This module
-# then shows the group's help. Older versions of click lack the exception, and show the help
-# themselves.
+# The exception that click raises if the user calls a group of commands without a command. This
+# module then shows the group's help. Older versions of click do not have this exception; they show
+# the help themselves.
 NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
@@ -68,8 +68,8 @@ class _Commands(click.Group):
         if name not in COMMANDS:
             return None
         command = getattr(import_module(f"monarch_py.cli.{COMMANDS[name]}"), name)
-        # `__main__` has set SIGINT to SIG_DFL, so that an interrupt during the imports prints no
-        # traceback. Now the imports are done, so from here on an interrupt raises
+        # `__main__` has set SIGINT to SIG_DFL, so that Ctrl-C during the imports prints no
+        # traceback. The imports are complete now, so restore Python's handler, which raises
         # KeyboardInterrupt.
         if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -108,12 +108,12 @@ def _help(words: tuple[str, ...]) -> None:
 
 
 def _leave_the_library() -> None:
-    """If LD_PRELOAD names our preload library, executes this command again without the library.
-    This is the case after `module load`, for example.
+    """If LD_PRELOAD names Monarch's preload library, executes this command again without the
+    library. LD_PRELOAD names the library after `module load`, for example.
 
-    Under the library, reads of a source are answered from copies. So a daemon would make copies
-    from its own copies, and `verify --source` would compare a copy with itself. `monarch run` adds
-    the library again for the job that it starts.
+    The library redirects reads of a source to copies. With it, a daemon would make copies from its
+    own copies, and `verify --source` would compare a copy with itself. `monarch run` adds the
+    library again for the job that it starts.
     """
     preloads = os.environ.get("LD_PRELOAD", "").replace(" ", ":").split(":")
     others = [path for path in preloads if Path(path).name != LIBRARY.name]
@@ -126,8 +126,8 @@ def _leave_the_library() -> None:
 
 
 def _sentence(error: click.ClickException) -> str:
-    """Returns click's message in the style of Monarch's own messages. If the error is about wrong
-    usage and its message has no hint, adds a hint that names the command's --help."""
+    """Returns click's message in the style of Monarch's own messages. If the error is a UsageError
+    and its message has no hint, adds a hint to use the command's option --help."""
     text = re.sub(DID_YOU_MEAN, r"; did you mean\1", error.format_message().rstrip("."))
     text = NO_NUMBER.sub(lambda found: f"is not a {'whole ' if found[1] else ''}number", text)
     context = getattr(error, "ctx", None)
@@ -137,8 +137,8 @@ def _sentence(error: click.ClickException) -> str:
 
 
 def _tell_lost_directory() -> bool:
-    """Returns whether the current directory was removed, and tells the user if it was. In a removed
-    directory, each relative path fails with an error that does not name the cause."""
+    """Returns whether the current directory was removed. If it was, tells the user. Without this
+    message, the user would see only the errors of relative paths, which do not name the cause."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -148,10 +148,10 @@ def _tell_lost_directory() -> bool:
 
 
 def _failed(error: OSError) -> int:
-    """Tells the user about an error that the command has not handled, and returns the status to
-    exit with. Three causes are handled here: the current directory was removed, this process has
-    reached a limit, or the output cannot be written. Any other error is raised again, because it is
-    a bug."""
+    """Tells the user about an OSError that the command has not handled, and returns the exit
+    status. Three causes are handled here: the current directory was removed, this process has
+    opened too many files, or the output cannot be written. For any other cause, raises the error
+    again, because it is a bug."""
     # If the current directory was removed, os.path.abspath raises FileNotFoundError, and the error
     # names no file.
     if error.errno == errno.ENOENT and error.filename is None and _tell_lost_directory():
@@ -163,7 +163,7 @@ def _failed(error: OSError) -> int:
 
 
 def _run() -> int:
-    """Runs the command, and returns the status to exit with."""
+    """Runs the command, and returns its exit status."""
     try:
         group.main(prog_name="monarch", standalone_mode=False)
     except MonarchError as error:
@@ -188,7 +188,7 @@ def _run() -> int:
 
 
 def main() -> None:
-    """The entry point. Runs the command and exits with its status."""
+    """The entry point: runs the command, and exits with the command's exit status."""
     _leave_the_library()
     prepare()
     sys.exit(written(_run()))

@@ -32,8 +32,8 @@ from monarch_py.util.quoting import quoted
 from monarch_py.util.units import counted
 
 COLOURS = {"ok": "green", "note": "dim", "warning": "yellow", "problem": "red"}
-# The widths [characters] of the columns `level` and `what`. Each column is as wide as its longest
-# text.
+# The widths [characters] of the columns `level` and `what`. These are the lengths of the longest
+# texts in the columns.
 WIDTHS = (7, 15)
 # The smallest width [characters] of the third column, even on a very narrow terminal.
 LEAST_WIDTH = 20
@@ -77,8 +77,8 @@ def _print_finding(finding: Finding) -> None:
 
 
 def _folded(text: str, width: int) -> list[str]:
-    """Breaks a text into lines of at most `width` characters. A path that is longer than a line
-    stays in one piece, so that the user can copy it."""
+    """Breaks a text into lines of at most `width` characters. Does not break a path that is longer
+    than a line, so that the user can copy the path."""
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
@@ -117,8 +117,8 @@ def verify(config_file: Path, against_source: bool, as_json: bool) -> None:
 
 
 def _tell_out_of_use(sentences: list[str]) -> None:
-    """Prints the sentences, which name tiers that are out of use. If there is at least one
-    sentence, ends the command with TierError's exit status."""
+    """Prints sentences about tiers that are out of use. If there is at least one sentence, ends the
+    command with TierError's exit status."""
     for sentence in sentences:
         tell(sentence)
     if sentences:

@@ -59,7 +59,7 @@ def check(config_file: Path, sources: tuple[Path, ...]) -> None:
         try:
             serving_address(found)
         except ConfigError as error:
-            # This is only a warning, because a daemon that runs alone does not use
+            # This is only a warning, because a daemon without other nodes does not use
             # `peers.interface`.
             warn(str(error))
     from monarch_py.commands.doctor import occupied_by_others
@@ -68,7 +68,7 @@ def check(config_file: Path, sources: tuple[Path, ...]) -> None:
         warn(text)
     others = [str(file) for file in layers.files if file != config_file]
     beside = f" (together with {others[0]})" if others else ""
-    later = ", once a dataset is named" if layers.lack_sources else ""
+    later = ", when a dataset is named" if layers.lack_sources else ""
     click.echo(f"{config_file}: can be used on this node{beside}{later}")
 
 
@@ -102,8 +102,8 @@ def show(config_file: Path, sources: tuple[Path, ...], as_json: bool) -> None:
 
 
 def _with_room(value: "Value", tiers: int) -> "Value":
-    """Returns a value of the configuration as `show` prints it. For the default of the key
-    `staging`, the text says how large the staging area would be now.
+    """Returns a value of the configuration in the form that `show` prints. For the default of the
+    key `staging`, the text contains the size that a staging area would have now.
 
     tiers : the number of tiers
     """

@@ -27,8 +27,8 @@ def _end(named: NamedFiles) -> None:
 
 
 def _print_each(places: Iterator[FilePlace], width: int) -> None:
-    """Prints a line for each file, with its path at the end. There may be millions of files, and
-    `print_table` would be slow for so many.
+    """Prints one line for each file. Does not use `print_table`, which would be slow for millions
+    of files.
 
     width : the width of the column `where` [characters]
     """
@@ -39,7 +39,7 @@ def _print_each(places: Iterator[FilePlace], width: int) -> None:
 
 
 def _print_sums(places: Iterator[FilePlace]) -> None:
-    """Prints how many files are in each place, without their names."""
+    """Prints how many files are in each place, and their total size, but not their names."""
     files: Counter[tuple[str, str]] = Counter()
     size: Counter[tuple[str, str]] = Counter()
     for place in places:
@@ -60,7 +60,7 @@ def _print_sums(places: Iterator[FilePlace]) -> None:
 def ls(config_file: Path, as_sum: bool, as_json: bool, paths: tuple[str, ...]) -> None:
     """Show which files have copies on this node, and where; without PATH, all files.
 
-    A directory stands for all files below it. Exits with 1 if a PATH stands for no file.
+    A directory selects all files below it. Exits with 1 if a PATH selects no file.
     """
     named = NamedFiles(SessionDir.of(config_file), list(paths) or None)
     places = named.places()
@@ -83,8 +83,7 @@ def evict(config_file: Path, paths: tuple[str, ...]) -> None:
     """Drop the copies of files, and of all files below directories, on this node.
 
     Other files can then use the room. A program that reads one of the files gets it from the
-    source, and the file is copied again if there is room. Exits with 1 if a PATH stands for no
-    file.
+    source, and the file is copied again if there is room. Exits with 1 if a PATH selects no file.
     """
     named = NamedFiles(SessionDir.of(config_file), list(paths))
     dropped, size = named.evict()

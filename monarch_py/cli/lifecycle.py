@@ -52,8 +52,8 @@ from monarch_py.yaml_files.keys import named_paths
 if TYPE_CHECKING:
     from monarch_py.cluster.nodes import Node
 
-# How long [s] `stop` waits for the daemon to end. A daemon that must remove many copies takes
-# seconds to end.
+# How long [s] `stop` waits for the daemon to end. A daemon that must first remove many copies needs
+# several seconds.
 STOP_LIMIT_S = 60.0
 
 
@@ -108,8 +108,9 @@ def run(
 
 
 def _writable(json_file: Path) -> Path | None:
-    """Returns `json_file` if a report can be written there. Otherwise tells the user, and returns
-    None. Call this function before the command starts, because the command may run for days."""
+    """Returns `json_file` if the file can be written. Otherwise tells the user, and returns None.
+    Call this function before the job's command starts, so that the user learns of the problem
+    before a job that may run for days."""
     try:
         if not json_file.is_fifo():  # opening a FIFO would wait for its reader
             json_file.open("a").close()
@@ -161,7 +162,8 @@ def _with_others(alone: bool) -> Launch | None:
 
 
 def _tell(node: "Node", config_file: Path) -> None:
-    """Tells the user which daemons of a cluster were started. Only rank 0 does so."""
+    """Tells the user which daemons of a cluster were started. On ranks other than 0, does nothing,
+    so that the user gets the message only one time."""
     if node.rank:
         return
     for warning in node.warnings:
@@ -215,7 +217,7 @@ def start(config_file: Path, sources: tuple[Path, ...], alone: bool) -> None:
 
 
 def _tell_serving(connection: DaemonConnection, config_file: Path, config: Config) -> None:
-    """Tells the user that a daemon serves already, and adds the missing sources to this daemon."""
+    """Tells the user that a daemon runs already, and adds the missing sources to this daemon."""
     serving = connection.ask("where")
     click.echo(f"a daemon serves this configuration already (process {serving['pid']})")
     for path in add_sources(connection, config.sources):
@@ -260,8 +262,8 @@ def serve(config_file: Path, sources: tuple[Path, ...], alone: bool) -> None:
 
 
 def _asked_to_stop(session: SessionDir) -> Identity:
-    """Asks the daemon to stop, and returns the daemon's process. If no daemon serves, raises
-    NoDaemonError, with a message that names the user's daemons for other configurations."""
+    """Asks the daemon to stop, and returns the identity of the daemon's process. If no daemon runs,
+    raises NoDaemonError. The message then names the configurations of the user's other daemons."""
     try:
         return Identity(**DaemonConnection(session).ask("stop"))
     except NoDaemonError:

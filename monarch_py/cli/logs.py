@@ -13,14 +13,14 @@ from monarch_py.cli.options import examples, served_config_option
 from monarch_py.errors import SessionError
 from monarch_py.ipc.session import SessionDir
 
-# By default, the command prints this many lines from the end of the previous daemon's log. They
-# show how that daemon ended.
+# By default, the command prints this many lines from the end of the previous daemon's log. These
+# lines show how that daemon ended.
 LINES_BEFORE = 20
-# With `--follow`, the pause [s] after which the command looks for new lines again.
+# With `--follow`, the command looks for new lines after each pause of this length [s].
 LOOK_S = 0.2
 PIECE_BYTES = 1 << 20
-# At each check, `--follow` reads this many bytes at the beginning of the log. If they have changed,
-# the log is a new one, because the first line of a log contains the time at which the log begins.
+# Each time, `--follow` also reads this many bytes at the beginning of the log. If these bytes have
+# changed, a daemon has begun a new log: the first line of a log contains the time of its start.
 FIRST_BYTES = 64
 INTERRUPTED = 130
 
@@ -68,8 +68,8 @@ def logs(config_file: Path, lines: int | None, *, follow: bool) -> None:
 
 
 def _last(path: Path, lines: int | None) -> tuple[bytes, int] | None:
-    """Returns the last `lines` lines of a log (all lines if `lines` is None), and the offset at
-    which the log ends. Returns None if there is no log."""
+    """Returns the last `lines` lines of a log, and the offset at which the log ends. If `lines` is
+    None, returns all lines. If there is no log, returns None."""
     try:
         with path.open("rb") as file:
             return b"".join(file if lines is None else deque(file, lines)), file.tell()
@@ -80,9 +80,9 @@ def _last(path: Path, lines: int | None) -> tuple[bytes, int] | None:
 
 
 def _new(path: Path, begin: int) -> Iterator[bytes]:
-    """Yields the bytes of a log after the offset `begin`. Then waits for bytes that are added to
-    the log, and yields them too; never returns. If the first bytes of the log change, the next
-    daemon has begun a new log, and all bytes of the new log are yielded."""
+    """Yields the bytes of a log after the offset `begin`. Then waits for new bytes in the log, and
+    yields them too. Never returns. If the first bytes of the log change, the next daemon has begun
+    a new log. Then yields the new log from its beginning."""
     first = b""
     with suppress(OSError), path.open("rb") as file:
         first = file.read(FIRST_BYTES)

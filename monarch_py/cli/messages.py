@@ -15,9 +15,9 @@ OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE
 
 
 def prepare() -> None:
-    """Makes standard output and standard error accept every file name, even if the name is not
-    valid text or has characters that the stream's encoding lacks. Call it once, before anything is
-    written."""
+    """Makes standard output and standard error accept every file name. A name may contain bytes
+    that are not valid text, or characters that the stream's encoding lacks. Call this function one
+    time, before anything is written."""
     codecs.register_error("monarch", _encode_name)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -25,9 +25,9 @@ def prepare() -> None:
 
 
 def _encode_name(error: UnicodeError) -> tuple[str | bytes, int]:
-    """The error handler for characters that cannot be encoded. If a name has bytes that are not
-    valid text (PEP 383), these bytes are written unchanged. Characters that the encoding lacks are
-    written as escape sequences."""
+    """Handles characters that cannot be encoded. Python represents bytes that are not valid text as
+    surrogates (PEP 383); this function returns these bytes unchanged. It replaces characters that
+    the encoding lacks by escape sequences."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     try:
@@ -37,7 +37,7 @@ def _encode_name(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def tell(text: str) -> None:
-    """Writes a line to the user on standard error. If the write fails, for example because a disk
+    """Writes a line for the user to standard error. If the write fails, for example because a disk
     is full, the command continues."""
     try:
         sys.stderr.write(f"monarch: {text}\n")
@@ -47,13 +47,13 @@ def tell(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Writes a line about something that works but may surprise the user."""
+    """Writes a warning for the user, about something that works but may surprise the user."""
     tell(f"warning: {text}")
 
 
 def written(status: int) -> int:
-    """Flushes the output. Returns the status to exit with: `status`, or the status of a failed
-    write."""
+    """Flushes standard output. Returns the exit status of the command: `status`, or the status that
+    `output_failed` returns if the flush fails."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -62,8 +62,8 @@ def written(status: int) -> int:
 
 
 def output_failed(error: OSError) -> int:
-    """If `error` means that standard output could not be written, returns the status to exit with.
-    Otherwise raises `error` again."""
+    """If `error` means that standard output could not be written, returns the exit status of the
+    command. Otherwise raises `error` again."""
     if error.filename is not None or error.errno not in OUTPUT_ERRORS:
         raise error
     _discard(sys.stdout.fileno())
@@ -74,7 +74,7 @@ def output_failed(error: OSError) -> int:
 
 
 def _discard(fd: int) -> None:
-    """Redirects the descriptor `fd` of a failed stream to /dev/null. The stream's buffer still has
-    unwritten text. When Python exits, it tries to write this text again. Without the redirection,
-    this write would fail too."""
+    """Redirects the descriptor `fd` of a failed stream to /dev/null. When Python exits, it tries
+    again to write the text in the stream's buffer. Without the redirection, this write would fail
+    too."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), fd)

@@ -51,14 +51,14 @@ class _UnixServer(socketserver.ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def get_request(self) -> tuple[socket.socket, tuple[str, int]]:
-        """Accepts a client, and returns its socket with an invented address. The request handler
-        expects a host and a port, which a client of a Unix socket does not have."""
+        """Accepts a client, and returns its socket with an invented address. A client of a Unix
+        socket has no host and no port, but the request handler expects both."""
         return self.socket.accept()[0], ("a client", 0)
 
 
 def _remove_unused_socket(path: Path) -> None:
     """Removes `path` if it is a socket on which no process listens. Raises MonarchError if a
-    process listens there, or if `path` is another kind of file."""
+    process listens on the socket, or if `path` is not a socket."""
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise MonarchError(f"{path} exists and is not a socket; name another path")
@@ -73,8 +73,8 @@ def _remove_unused_socket(path: Path) -> None:
 @contextmanager
 def _on_socket(path: Path) -> Iterator[WSGIServer]:
     """Yields a server on a Unix socket at `path`. Only this user can connect to it. Raises
-    MonarchError if the socket cannot be made, if another process listens at `path`, or if `path` is
-    another kind of file."""
+    MonarchError if the socket cannot be created, if another process listens on it, or if `path` is
+    not a socket."""
     try:
         _remove_unused_socket(path)
         mask = os.umask(0o177)
@@ -159,7 +159,7 @@ def metrics(
     if textfile is not None:
         refuse_input("--textfile", textfile, [config_file])
     session = SessionDir.of(config_file)
-    DaemonConnection(session).ask("status")  # if no daemon serves, the command fails here
+    DaemonConnection(session).ask("status")  # if no daemon runs, the command fails here
 
     def ask() -> dict[str, Any] | None:
         try:
@@ -196,7 +196,7 @@ def _write(textfile: Path, registry: CollectorRegistry, every: float | None) -> 
             _write_once(textfile, registry)
     finally:
         if every is not None:
-            # The file is not updated any more, so it must not show a running daemon.
+            # This command no longer updates the file, so the file must not show a running daemon.
             _write_once(textfile, registry_of(lambda: None))
 
 

@@ -20,8 +20,8 @@ from monarch_py.util.launcher import launched, with_rank
 from monarch_py.util.units import parse_size
 
 CONFIG_HELP = (
-    "The configuration, in YAML. {rank} in its name stands for the number that mpiexec or srun has"
-    " given this process."
+    "The configuration, in YAML. {rank} in its name is replaced by the number that mpiexec or srun"
+    " has given this process."
 )
 
 
@@ -29,9 +29,9 @@ def _required(_context: Any, _parameter: Any, value: Path | None) -> Path:
     if value is None and (value := default_file()) is None:
         raise no_configuration()
     file = with_rank(value)
-    # A missing file is an error, with two exceptions. First, under a launcher every rank would
-    # report the error, so `bring_up` reports it once for all ranks. Second, if the configuration's
-    # session still exists, the user can stop the daemon and read the log without the file.
+    # A missing file is an error, with two exceptions. First, if mpiexec or srun has started this
+    # process, `bring_up` reports the error later, one time for all ranks. Second, if the session of
+    # the configuration exists, the user can stop the daemon and read the log without the file.
     if launched() is None and not file.exists() and not SessionDir.of(file).path.exists():
         load_config(file)  # raises ConfigError, which says why the file cannot be read
     return file
@@ -43,9 +43,10 @@ def _served(context: Any, parameter: Any, value: Path | None) -> Path:
 
 def _only_served() -> Path:
     """Returns the configuration to use if the user names none. The choice depends on the user's
-    daemons on this node. The site's configuration is used if one of the daemons serves it, or if no
-    daemon runs. Otherwise, if exactly one daemon runs, its configuration is used. Raises
-    ConfigError if several daemons run, or if no daemon runs and the site has no configuration."""
+    daemons on this node. If one of them serves the site's configuration, or if no daemon runs,
+    returns the site's configuration. Otherwise, if exactly one daemon runs, returns its
+    configuration. Raises ConfigError if several daemons run, or if no daemon runs and the site has
+    no configuration."""
     served, site = served_configurations(), site_file()
     if site is not None and (not served or Path(os.path.abspath(site)) in served):
         return site
@@ -73,7 +74,8 @@ def _config(
         "--config",
         "config_file",
         envvar="MONARCH_CONFIG",
-        # load_config checks whether the file can be read, and says why if it cannot.
+        # click need not check whether the file can be read, because load_config does, and its error
+        # message says why the file cannot be read.
         type=click.Path(path_type=Path, readable=False),
         callback=callback,
         help=f"{CONFIG_HELP}  [default: {default}]",
@@ -89,12 +91,14 @@ optional_config_option = _config(_optional)
 
 
 def examples(*lines: str) -> str:
-    """Returns the end of a command's help: lines that a user can copy. Tests run each line."""
+    """Returns the last part of a command's help: examples that a user can copy. Tests run each
+    line."""
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
 
 
 def as_size(_context: Any, _parameter: Any, value: str | None) -> int | None:
-    """The callback of an option whose value is a size."""
+    """Converts a size that the user has given as an option's value to a number of bytes. click
+    calls this function."""
     try:
         return None if value is None else parse_size(value)
     except ValueError as error:
@@ -126,8 +130,8 @@ source_option = click.option(
 
 
 def export_sources(sources: tuple[Path, ...]) -> None:
-    """Puts the datasets that are named on the command line into the environment, where child
-    processes read them."""
+    """Stores the datasets of the command line in the environment, from which child processes read
+    them."""
     if sources:
         os.environ[SOURCES] = ":".join(str(path).replace("$", "$$") for path in sources)
 
@@ -135,9 +139,10 @@ def export_sources(sources: tuple[Path, ...]) -> None:
 def to_serve(config_file: Path, sources: tuple[Path, ...]) -> Config:
     """Loads the configuration, shows its warnings (`checked`), and prepares its session.
 
-    A configuration may use the tiers of another file, such as the site's. The configuration's own
-    session is then a link to the other file's session (`link_session`). If a killed daemon has left
-    a session where the link belongs, that session is removed first.
+    A configuration may use the tiers of another file, such as the site's. The session of the
+    configuration is then a symbolic link to the session of the other file (`link_session`). If a
+    killed daemon has left a session at the path of the link, this function first removes that
+    session.
     """
     config = checked(config_file, sources=sources)
     own = SessionDir.of(config_file)
@@ -156,9 +161,9 @@ def checked(
     """Loads the configuration and shows its warnings. Raises ConfigError if the configuration
     cannot work.
 
-    with_sources : False for a command that needs only the tiers; the sources are then not examined
-    sources : the datasets that the command line names. They are also put into the environment, for
-        child processes
+    with_sources : False for a command that needs only the tiers. Then the sources are not examined
+    sources : the datasets of the command line. This function also stores them in the environment,
+        for child processes
     """
     config = load_config(config_file, with_sources=with_sources, sources=sources)
     export_sources(sources)
@@ -168,10 +173,10 @@ def checked(
 
 
 def refuse_input(option: str, output: Path, inputs: Iterable[Path]) -> None:
-    """Raises ConfigError if `output` is one of the files that the command reads, even under another
-    name (a link). Call this function before the command changes anything.
+    """Raises ConfigError if `output` is one of the files that the command reads. Recognizes a file
+    under another name (a link) too. Call this function before the command changes anything.
 
-    option : the option that names `output`
+    option : the command-line option with which the user has named `output`
     inputs : the files that the command reads. Directories and missing files are ignored
     """
     with suppress(OSError):  # `output` does not exist yet
@@ -186,8 +191,8 @@ def refuse_input(option: str, output: Path, inputs: Iterable[Path]) -> None:
 
 
 def write_new(output: Path, text: str) -> None:
-    """Writes a file that must not exist yet; "-" is standard output. Raises ConfigError if the file
-    cannot be written."""
+    """Writes a new file. If `output` is "-", writes to standard output instead. Raises ConfigError
+    if the file exists already or cannot be written."""
     if output == Path("-"):
         click.echo(text, nl=False)
         return

@@ -12,7 +12,7 @@ from monarch_py.cli.options import examples
 from monarch_py.util.quoting import quoted
 
 _PATH = click.Path(path_type=Path)
-# At most this many names of left-out files are printed.
+# The command prints the names of at most this many files that it has left out.
 NAMED = 10
 
 
@@ -21,7 +21,7 @@ NAMED = 10
     epilog=examples("monarch pack /pfs/imagenet/train -o train.tar"),
 )
 @click.argument("directory", metavar="DIR", type=_PATH)
-@click.option("-o", "--output", type=_PATH, required=True, help="The tar.")
+@click.option("-o", "--output", type=_PATH, required=True, help="The tar file.")
 @click.option(
     "--index-only",
     is_flag=True,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from monarch_py.commands.figures import Figures
     from monarch_py.plan.plan import Plan
 
-# The names that tables and pictures show for the elements of `figures.PLACES`.
+# The column names in tables and pictures for the elements of `figures.PLACES`.
 PLACES = ("own copies", "other nodes", "source")
 KINDS = ("image_folder", "files", "tfrecord", "webdataset", "hdf5", "fixed")
 
@@ -43,7 +43,7 @@ def _needed(value: Any, option: str, kind: str) -> Any:
 @click.option(
     "--pattern",
     multiple=True,
-    help="Unless KIND is image_folder: which files below ROOT to index.  [default: depends on"
+    help="Which files below ROOT to index; not for the KIND image_folder.  [default: depends on"
     " KIND]",
 )
 @click.option("--dataset", help="If KIND is hdf5: the dataset whose rows are the samples.")

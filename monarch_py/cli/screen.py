@@ -1,8 +1,8 @@
 """Prints the commands' output, with tables that fit the terminal.
 
-Brackets in a text are never taken as markup, since a path may contain them. Without a terminal, a
-table is plain text with one line per row, however long the line is. On a terminal, a table that is
-too wide becomes a list.
+Brackets in a text never start markup, because a path may contain them. If standard output is not a
+terminal, a table is plain text with one line per row, even if the lines are long. On a terminal, a
+table that is too wide is printed as a list.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from monarch_py.util.quoting import quoted
 
 
 def console() -> Console:
-    """The console for standard output. If standard output is not a terminal, the console does not
-    fold long lines."""
+    """Returns a rich console for standard output. If standard output is not a terminal, the console
+    does not break long lines."""
     made = Console(highlight=False, markup=False, emoji=False)
     if not made.is_terminal:
         made.width = 10_000
@@ -30,7 +30,7 @@ def console() -> Console:
 def show(what: RenderableType, *, is_folded: bool = False) -> None:
     """Prints `what` without the trailing blanks that rich adds to lines.
 
-    is_folded : whether long lines are printed without line breaks, so that the terminal folds them
+    is_folded : if true, rich does not break long lines, and the terminal wraps them
     """
     out = console()
     with out.capture() as captured:
@@ -42,9 +42,12 @@ def show(what: RenderableType, *, is_folded: bool = False) -> None:
 def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, left: int = 1
 ) -> None:
-    """Prints a table. The first `left` columns are text, the other columns are numbers. A cell that
-    is None is left empty. A column whose cells are all empty is left out. Names are quoted if they
-    have control characters."""
+    """Prints a table. A cell that is None is printed as an empty cell. A column in which all cells
+    are empty is not printed. A name with control characters is quoted.
+
+    left : the number of text columns, which come first and are aligned to the left. The other
+        columns contain numbers
+    """
     cells = [["" if cell is None else quoted(str(cell)) for cell in row] for row in rows]
     kept = [i for i in range(len(columns)) if any(row[i] for row in cells)] or [0]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
@@ -63,8 +66,8 @@ def print_table(
 
 
 def _print_list(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints the first cell of each row in full on its own line, and the other cells below it, each
-    with the name of its column."""
+    """Prints a table as a list. The first cell of each row has a line of its own. The other cells
+    follow below this line, each with the name of its column."""
     for first, *others in rows:
         click.echo(first)
         cells = [

@@ -28,14 +28,15 @@ from monarch_py.util.signals import handling
 def env(config_file: Path | None, library: bool, unset: bool) -> None:
     """Print the export lines for a job script."""
     if unset:
-        others = os.environ.get("LD_PRELOAD", "").strip(" :")  # cli.main has removed ours
+        # cli.main has already removed Monarch's library from LD_PRELOAD.
+        others = os.environ.get("LD_PRELOAD", "").strip(" :")
         click.echo(f"export LD_PRELOAD={shlex.quote(others)}" if others else "unset LD_PRELOAD")
         click.echo("unset MONARCH_CONFIG")
     elif library:
         click.echo(LIBRARY)
     else:
         if config_file is not None and not config_file.is_file():
-            # The file does not exist, so this call raises ConfigError. Mistakes in an existing file
+            # The file does not exist, so this call raises ConfigError. Errors in an existing file
             # cause only a warning (below), because the file may be correct on the job's nodes.
             load_config(config_file)
         if config_file is not None:
@@ -47,9 +48,9 @@ def env(config_file: Path | None, library: bool, unset: bool) -> None:
 
 
 def _warn_of_mistakes(config_file: Path) -> None:
-    """Warns if no daemon could start on this node with the configuration. This is not an error,
-    because the file may be correct on the job's nodes. For example, it may use a variable that only
-    the batch system sets."""
+    """Warns if the configuration has errors, so that no daemon could start with it on this node.
+    This is only a warning, because the file may be correct on the job's nodes. For example, it may
+    use a variable that only the batch system sets."""
     try:
         read_layers(config_file)
     except ConfigError as error:

@@ -18,15 +18,15 @@ from monarch_py.util.spelling import hint
 from monarch_py.yaml_files.keys import named_paths
 
 COLUMNS = ("policy", "total", "first", "later", "waited", "ready", "local", "remote", "PFS")
-# If a policy's total time is at least HOURS_FROM_S [s], the times are shown in hours. So a time
-# that is shown in seconds has at most five digits before the point.
+# If the total time of a policy is at least HOURS_FROM_S [s], the table shows times in hours. So a
+# time in seconds has at most five digits before the decimal point.
 HOURS_FROM_S = 100_000.0
 
 
 def _scenario_file(given: str) -> Path:
-    """Returns the file of a scenario. Raises ConfigError if there is no such scenario.
+    """Returns the path of a scenario's file. Raises ConfigError if there is no such scenario.
 
-    given : the file's path, or the name of a scenario that comes with Monarch
+    given : the path, or the name of a scenario that comes with Monarch
     """
     from monarch_py.simulator.keys import shipped_scenarios
 
@@ -99,8 +99,9 @@ def simulate(
 
 
 def _tell(policy: str) -> None:
-    """Shows on a terminal which policy is being simulated, because large scenarios take minutes.
-    Each call replaces the line of the previous call. If `policy` is "", only removes the line."""
+    """If standard error is a terminal, shows which policy is simulated now, because large scenarios
+    take minutes. Each call replaces the line of the previous call. If `policy` is "", the call only
+    removes the line."""
     if sys.stderr.isatty():
         click.echo(f"\r\033[K{f'simulating {policy} ...' if policy else ''}", nl=False, err=True)
 
@@ -144,8 +145,8 @@ def _show(document: dict[str, Any], nodes: int) -> None:
 
 
 def _daemons(policies: Collection[str], nodes: int) -> list[str]:
-    """If the daemon uses any of `policies` on `nodes` nodes, returns a list with one line of text,
-    which names these policies. Otherwise returns an empty list."""
+    """Returns a list with one line of text, which names those of `policies` that the daemon uses on
+    `nodes` nodes. If the daemon uses none of them, returns an empty list."""
     from monarch_py.policies.named import DAEMON
 
     own = [n for n, where in DAEMON.items() if (where == "one node") == (nodes == 1)]
@@ -171,8 +172,8 @@ def _row(result: dict[str, Any], unit: float) -> list[str]:
 
 
 def _number(value: float) -> str:
-    """Returns the number as text. Larger numbers have fewer digits after the point: three below 10,
-    and none from 1000 on."""
+    """Returns the number as text. Small numbers have more digits after the decimal point: numbers
+    below 10 have three, and numbers of at least 1000 have none."""
     if value >= 1000:
         return f"{value:,.0f}"
     places = 3 if value < 10 else 2 if value < 100 else 1
@@ -202,8 +203,8 @@ def calibrate(config_file: Path, output: Path | None, *, force: bool) -> None:
             f"{output} exists already, and may hold lines that you have filled in; name another"
             " file, or give --force to overwrite it"
         )
-    # SIGTERM raises SystemExit, so that the test files in the tiers are removed even if the job is
-    # cancelled.
+    # SIGTERM raises SystemExit, so that the measurement removes its test files from the tiers even
+    # if the job is cancelled.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     measured = measuring.calibrate(config, lambda what: click.echo(f"measuring {what}", err=True))
     text = measuring.scenario_text(config, measured)

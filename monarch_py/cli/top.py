@@ -25,23 +25,23 @@ from monarch_py.ipc.session import SessionDir
 from monarch_py.report.top import View
 from monarch_py.util.signals import handling
 
-# Time [s] between two requests for the list of files that programs have open. The list is requested
-# less often than the status, because the daemon needs more time for the list.
+# Time [s] between two requests for the list of files that programs have opened. The view requests
+# this list less often than the status, because the daemon needs more time for the list.
 OPEN_S = 5.0
-# Time [s] between the first two reports. The first frame is shown after the second report,
-# because rates are computed from two reports.
+# Time [s] between the first two status reports. The first frame appears after the second report,
+# because a rate is computed from two reports.
 FIRST_S = 0.3
 PIPE_WIDTH = 200
 ESCAPE = b"\x1b"
 QUIT = frozenset(b"qQ\x03\x04")
-# Matches the bytes that a terminal sends for an arrow key or a function key. These bytes may
-# contain a letter of QUIT, but must not end the view.
+# Matches the bytes that a terminal sends for an arrow key or a function key. Such a key must not
+# end the view, even if its bytes contain a letter of QUIT.
 SEQUENCE = re.compile(rb"\x1b(\[[0-?]*[ -/]*|O)[@-~]")
 
 
 class _OpenFiles(threading.Thread):
-    """A thread that asks the daemon which programs have which files open. The view does not wait
-    for the answers, which may come late if a file system hangs."""
+    """A thread that asks the daemon which files each program has opened. The view does not wait for
+    the answers. They may come late if a file system hangs."""
 
     def __init__(self, session: SessionDir, view: View) -> None:
         super().__init__(name="open files", daemon=True)
@@ -55,7 +55,7 @@ class _OpenFiles(threading.Thread):
                 if self._is_over.wait(OPEN_S):
                     return
         except SessionError:
-            return  # The view's own next request fails too, and reports the error.
+            return  # The next status request of the view fails too, and reports the error.
 
     def end(self) -> None:
         self._is_over.set()
@@ -63,8 +63,8 @@ class _OpenFiles(threading.Thread):
 
 @contextmanager
 def _keys() -> Iterator[bool]:
-    """If standard input is a terminal, makes the terminal pass on each key at once, without echoing
-    it. Yields whether standard input is a terminal."""
+    """Yields whether standard input is a terminal. If it is, the terminal delivers each key at once
+    inside the `with` block, and does not echo it."""
     if not sys.stdin.isatty():
         yield False
         return
@@ -89,15 +89,17 @@ def _screen() -> Iterator[Callable[[View], None]]:
 
 
 def _is_quit(until: float, *, has_keys: bool) -> bool:
-    """Waits until the time `until`, and then returns False. Returns True as soon as the user
-    presses a key that ends the view.
+    """Waits until the time `until`, and then returns False. If the user presses a key that ends the
+    view, returns True at once.
 
-    until : a value of time.monotonic() [s];  has_keys : whether standard input is a terminal
+    until : a value of time.monotonic() [s]
+    has_keys : whether standard input is a terminal
     """
     if not has_keys:
         time.sleep(max(0.0, until - time.monotonic()))
         return False
-    # Read the keys even if `until` has passed, which happens if the daemon has answered late.
+    # Read the keys even if the time `until` has passed. It may have passed because the daemon
+    # answered late.
     while select.select([sys.stdin], [], [], max(0.0, until - time.monotonic()))[0]:
         if _ends(os.read(sys.stdin.fileno(), 64)):
             return True
@@ -105,10 +107,10 @@ def _is_quit(until: float, *, has_keys: bool) -> bool:
 
 
 def _ends(keys: bytes) -> bool:
-    """Whether the view ends after these keys.
+    """Whether the view must end after these keys.
 
-    keys : the bytes that one read of the terminal has returned. b"" means that the terminal is
-        gone, and ends the view too
+    keys : the bytes that one read of the terminal has returned. b"" means that the terminal no
+        longer exists. Then the view must end too
     """
     others = SEQUENCE.sub(b"", keys)
     return not keys or others == ESCAPE or not QUIT.isdisjoint(others)

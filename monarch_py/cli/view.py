@@ -35,8 +35,8 @@ def _tiers(report: dict[str, Any]) -> None:
 
 
 def _files(tier: dict[str, Any]) -> str:
-    """Returns the number of a tier's copies as text. If another configuration has left copies in
-    the tier's directory, the text also says how many."""
+    """Returns the number of copies in a tier as text. If another configuration has left copies in
+    the tier's directory, the text contains their number too."""
     foreign = tier.get("foreign", 0)
     return f"{tier['files']} ({foreign} of other sources)" if foreign else str(tier["files"])
 
@@ -161,7 +161,7 @@ def _print_open(rows: list[dict[str, Any]]) -> None:
     "--history",
     "show_history",
     is_flag=True,
-    help="With --json: add what `monarch report` needs, as in `run --json`.",
+    help="With --json: add the fields that `monarch report` needs, as `run --json` does.",
 )
 @click.option(
     "--all", "show_all", is_flag=True, help="Show all nodes whose daemons have joined this one."

@@ -30,15 +30,15 @@ from monarch_py.util.units import counted, format_size
 
 # Time [s] between two lines of progress if standard error is not a terminal.
 LINE_S = 5.0
-# Time [s] over which the rate is averaged, so that single large files and short pauses hardly
-# change the rate.
+# The shown rate is an average over this time [s], so that single large files and short pauses
+# hardly change it.
 RATE_S = 20.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _end(number: int, _frame: object) -> None:
-    """Handles the first signal: raises SystemExit, so that the command still prints its summary
-    before it ends. A second signal then ends the process at once."""
+    """Handles the first signal: raises SystemExit, so that the command prints its summary before it
+    ends. Also restores the default actions, so that a second signal ends the process at once."""
     handle(SIGNALS, signal.SIG_DFL)
     sys.exit(128 + number)
 
@@ -49,7 +49,7 @@ def _end(number: int, _frame: object) -> None:
 def _text(progress: Progress, bytes_per_s: float, left_s: float | None) -> str:
     """Returns the progress as text.
 
-    left_s : the estimated time until all files are filled [s]; None if it is not known
+    left_s : the estimated time until all files are copied [s]; None if it is not known
     """
     to_fill = progress.filled_files + progress.left_files
     if not to_fill:
@@ -67,7 +67,7 @@ def _text(progress: Progress, bytes_per_s: float, left_s: float | None) -> str:
 
 
 def _nothing_yet(progress: Progress) -> str:
-    """Returns the text that shows the progress while no file to be filled is known."""
+    """Returns the text that shows the progress if no file that needs a copy is known yet."""
     found = f"{counted(progress.there_files, 'file')} already there" if progress.there_files else ""
     if progress.complete:
         return found or "no file to copy"
@@ -75,13 +75,13 @@ def _nothing_yet(progress: Progress) -> str:
 
 
 def _to_fill(progress: Progress) -> int:
-    """Returns the total size [bytes] of the files that this command has filled or will fill."""
+    """Returns the total size [bytes] of the files that this command has copied or will copy."""
     return max(0, progress.bytes - progress.there_bytes - progress.at_source_bytes)
 
 
 class _Display:
-    """Shows the progress on standard error. On a terminal, the progress is a bar. Otherwise, it is
-    a line every few seconds."""
+    """Shows the progress on standard error. On a terminal, shows a bar. Otherwise, writes a line of
+    text every few seconds."""
 
     def __init__(self, bar: Bar) -> None:
         self._bar, self._next = bar, time.monotonic() + LINE_S
@@ -89,8 +89,8 @@ class _Display:
         (self._task,) = bar.tasks
 
     def show(self, progress: Progress) -> None:
-        # Set the total only when it is final, because rich forgets a task's rate when the total
-        # changes.
+        # Set the total only when it no longer changes, because rich forgets a task's rate whenever
+        # the total changes.
         total = _to_fill(progress) if progress.complete else None
         self._bar.update(self._task.id, total=total, completed=progress.filled_bytes)
         text = _text(progress, self._task.speed or 0, self._task.time_remaining)
@@ -125,9 +125,9 @@ def _why_left(reason: str, files: int, *, has_tiers: bool) -> str:
 
 def _tell_failures(report: dict[str, Any], *, is_everything: bool) -> int:
     """Tells the user which tiers could not record their copies. If the command copies all files,
-    also tells the user in which sources the scan could not read some names. Returns the exit
-    status: 1 if there are such names, otherwise 0. Names that the scan could not read only for lack
-    of permission, such as `lost+found`, do not count.
+    also tells the user in which sources the scan could not read some paths. Returns the exit
+    status: 1 if the scan could not read a path, otherwise 0. Missing permission does not make the
+    status 1, because users often lack permission for paths such as `lost+found`.
 
     is_everything : whether the command copies all files
     """
@@ -147,7 +147,7 @@ def _tell_failures(report: dict[str, Any], *, is_everything: bool) -> int:
 def _forecast(progress: Progress, room: int) -> str:
     """Returns the summary of `--dry-run`.
 
-    room : how many bytes of new copies the tiers have room for
+    room : how many bytes of new copies fit into the tiers
     """
     left = max(0, _to_fill(progress) - progress.filled_bytes)
     said = f"{counted(progress.left_files, 'file')} ({format_size(left)}) would be filled"
@@ -158,7 +158,7 @@ def _forecast(progress: Progress, room: int) -> str:
 def _summary(progress: Progress, *, wait: bool, hint: str, has_tiers: bool) -> str:
     """Returns the summary of the command.
 
-    hint : says how to make room for the files that did not fit; "" for no hint
+    hint : a text that says how to make room for the files that did not fit; "" for no hint
     has_tiers : whether any tier can be used
     """
     filled = (
@@ -199,7 +199,7 @@ def _summary(progress: Progress, *, wait: bool, hint: str, has_tiers: bool) -> s
     help="Also read paths from LIST, one per line; - is stdin.",
 )
 @click.option("-0", "--null", is_flag=True, help="The paths in LIST end with NUL, not newlines.")
-@click.option("--no-wait", is_flag=True, help="Order the copies, and do not wait for them.")
+@click.option("--no-wait", is_flag=True, help="Request the copies, but do not wait for them.")
 @click.option("--dry-run", is_flag=True, help="Copy nothing; say what would be copied.")
 @as_json
 @click.argument("paths", metavar="[PATH ...]", nargs=-1)
@@ -216,7 +216,7 @@ def warm(
     """Copy files and directories ahead of a job; without PATH, everything.
 
     Files that programs read in the meantime are copied first. Ctrl-C keeps what has been copied;
-    run the command again to go on. Exits with 1 if a PATH stands for no file, if a file could not
+    run the command again to go on. Exits with 1 if a PATH selects no file, if a file could not
     be read at the source, or if files have no room because a tier cannot be used. Without PATH,
     also exits with 1 if a directory could not be read, unless you have no permission to read it.
     """

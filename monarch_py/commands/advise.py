@@ -1,5 +1,4 @@
-"""`monarch advise`: loads the named dataset, and converts the advice for its loader to JSON
-types."""
+"""`monarch advise`: loads a dataset by its name, and converts the loader advice to JSON types."""
 
 import importlib
 import os
@@ -42,8 +41,8 @@ def load_object(named: str, option: str) -> Any:
 
 
 def load_dataset(named: str) -> Any:
-    """Returns the dataset that `named` (MODULE:NAME) stands for. The object NAME is the dataset
-    itself, or a function or class that is called without arguments to make the dataset. Raises
+    """Returns the dataset that `named` (MODULE:NAME) refers to. The object NAME is the dataset
+    itself, or a function or class that makes the dataset when called without arguments. Raises
     ConfigError if the result is not a dataset."""
     found = load_object(named, "dataset")
     is_dataset = hasattr(found, "__getitem__") and not isinstance(found, type)
@@ -55,7 +54,7 @@ def load_dataset(named: str) -> Any:
 
 def parse_seconds(text: str) -> float:
     """Converts a text such as ``50ms``, ``1.5 s`` or ``300us`` to a number of seconds. Raises
-    ValueError, with one sentence, for any other text."""
+    ValueError, with a one-sentence message, for any other text."""
     found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*(us|ms|s)", text.strip())
     if found is None:
         raise ValueError(f"{text!r} is not a time; write 50ms or 0.05s")
@@ -63,7 +62,7 @@ def parse_seconds(text: str) -> float:
 
 
 def to_document(advice: Advice) -> dict[str, Any]:
-    """Returns the advice as a document that consists of JSON types only."""
+    """Returns the advice as a dictionary that contains JSON types only."""
     most = max(key.workers for key in advice.measured)
     return {
         "workers": advice.workers,

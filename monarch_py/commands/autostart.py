@@ -1,10 +1,11 @@
 """The starter: starts a daemon for a program that has opened a file of a dataset.
 
 The preload library (csrc/preload/autostart) starts this process when a program opens such a file
-while no daemon serves. The process has none of the program's descriptors. Its standard error is the
-session's log. Its descriptor 3 is the claim, a lock that keeps other starters away until this
-process ends. The process also writes a record (ipc/record.py). The record contains the parts of the
-configuration that the library needs, because the library cannot read YAML.
+and no daemon runs. The program's descriptors are closed in this process. Its standard error is the
+session's log. Its descriptor 3 is the claim: a locked file that keeps the library from launching
+another starter until this process ends. The process also writes a record (ipc/record.py). The
+record contains the parts of the configuration that the library needs, because the library cannot
+read YAML.
 """
 
 import os
@@ -24,20 +25,20 @@ from monarch_py.ipc.session import SessionDir, link_session
 from monarch_py.native import LIBRARY
 from monarch_py.util.processes import mapping
 
-# CLAIM: the descriptor of the claim, which is the locked file `starts`. The library's C code writes
-# the times of the latest starts into this file. Each time is an integer of TIME_BYTES bytes, in the
-# byte order of this machine.
+# CLAIM is the descriptor of the claim, which is the locked file `starts`. The library's C code
+# writes the times at which it launched the latest starters into this file. Each time is an integer
+# of TIME_BYTES bytes, in the byte order of this machine.
 CLAIM, TIME_BYTES, BYTE_ORDER = 3, 8, sys.byteorder
 
 
 def main() -> None:
-    """Runs the starter. Its first argument is the configuration. Its second argument is the file
-    that the program has opened. If the program needs a new daemon because its daemon was killed,
-    the second argument is ""."""
+    """Runs the starter. The first command-line argument is the configuration file. The second
+    argument is the file that the program has opened. It is "" if the program needs a new daemon
+    because its daemon was killed."""
     config_file, opened = Path(sys.argv[1]), sys.argv[2]
     _close_inherited()
-    # If `start` raises an error, `is_started` stays True. Then the next start is delayed, because
-    # it would probably fail too.
+    # If `start` raises an error, `is_started` stays True. The library then waits longer before the
+    # next start, because the next start would probably fail too.
     is_started = True
     try:
         is_started = start(config_file, opened)
@@ -48,8 +49,8 @@ def main() -> None:
 
 
 def start(config_file: Path, opened: str) -> bool:
-    """Writes the record (ipc/record.py). If autostart is wanted and a program needs a daemon, also
-    provides one: starts a daemon, or adds the sources to a daemon that serves already. Returns
+    """Writes the record (ipc/record.py). If autostart is switched on and a program needs a daemon,
+    also starts a daemon. If a daemon runs already, adds the sources to this daemon instead. Returns
     whether a daemon was started. A program needs a daemon if it has opened a file of the sources,
     or if its daemon was killed.
 
@@ -74,10 +75,10 @@ def is_wished(config: Config) -> bool:
 
 
 def _is_open_below(roots: tuple[str, ...]) -> bool:
-    """Whether a program with the preload library has a file open below one of the directories
-    `roots`. While this process holds the claim (the descriptor CLAIM), a program that opens such a
-    file cannot launch a second starter. So this process must find out itself that the file is
-    open."""
+    """Whether a program with the preload library has opened a file below one of the directories
+    `roots`, and has not closed it. While this process holds the claim (the descriptor CLAIM),
+    another program that opens such a file cannot launch a second starter. So this process must find
+    out by itself that the file is open."""
     for process in mapping(str(LIBRARY.resolve())):
         with suppress(OSError):  # the program has ended
             for fd in (process / "fd").iterdir():
@@ -88,8 +89,8 @@ def _is_open_below(roots: tuple[str, ...]) -> bool:
 
 
 def _close_inherited() -> None:
-    """Closes the program's descriptors that this process has inherited. From Linux 5.9 on, the
-    library has already closed them; on an older Linux, it cannot."""
+    """Closes the descriptors that this process has inherited from the program. On Linux 5.9 and
+    later, the library has already closed them. On an older Linux, the library cannot close them."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > CLAIM:
             with suppress(OSError):  # os.listdir lists its own descriptor too, which is closed now
@@ -97,10 +98,10 @@ def _close_inherited() -> None:
 
 
 def _take_back() -> None:
-    """Marks this start as not needed, so that it delays later starts less. The claim's file stores
-    the times of the last starts as integers (csrc/preload/autostart/claim.c). An odd integer marks
-    a start that was not needed. The latest of these times belongs to this start, so this function
-    makes the latest time odd."""
+    """Marks this start as not needed, so that it delays later starts less. The claim's file
+    contains the times of the last starts as integers (csrc/preload/autostart/claim.c). An odd
+    integer marks a start that was not needed. The largest integer is the time of this start, so
+    this function makes it odd."""
     times = os.pread(CLAIM, 1 << 10, 0)
     starts = [
         int.from_bytes(times[at : at + TIME_BYTES], BYTE_ORDER)

@@ -1,8 +1,8 @@
 """`monarch calibrate`: measures tiers and source, and writes a scenario for the simulator.
 
-Each rate is measured with several numbers of threads. A measured rate is the rate of all threads
-together, as in the performance model (NoPFS, section 4). Some values cannot be measured on one
-node. The scenario marks them with a question mark.
+Each rate is measured several times, each time with another number of threads. A measured rate is
+the rate of all threads together, as in the performance model (NoPFS, section 4). Some values cannot
+be measured on one node. The scenario marks these values with a question mark.
 """
 
 import json
@@ -27,14 +27,14 @@ from monarch_py.util.units import GIB, MIB
 
 # Numbers of threads to measure with.
 THREADS = (1, 2, 4, 8)
-# One measurement ends after MOST_BYTES or MOST_SECONDS. Either is enough to compute a rate.
+# One measurement ends after MOST_BYTES or after MOST_SECONDS, whichever comes first.
 MOST_BYTES = 256 * MIB
 MOST_SECONDS = 5.0
 PIECE_BYTES = 1 * MIB
-# A tier is measured with one file per thread. A file has this size, or less if the tier's quota is
-# too small.
+# A tier is measured with one file per thread. Each file has this size, or less if the tier's quota
+# is too small for such files.
 SCRATCH_BYTES = 32 * MIB
-# At most this many source files are listed. The files to read are chosen from these.
+# At most this many files of the source are listed. The measurement reads some of the listed files.
 LISTED_FILES = 100_000
 
 Curve = dict[int, float]
@@ -42,11 +42,12 @@ Curve = dict[int, float]
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Rates [bytes/s] by number of threads: for reading the source, and for reading and writing
-    each tier.
+    """The measured rates. A Curve maps a number of threads to the rate [bytes/s] of these threads.
 
-    source_bytes : how many bytes the last measurement of the source has read. If this number is
-        small, the scenario says that the rate is not reliable
+    source : the rates of reading the source
+    read, write : for each tier, the rates of reading and writing
+    source_bytes : how many bytes the last measurement of the source has read. If few bytes were
+        read, a comment in the scenario warns that the rate is not reliable
     """
 
     source: Curve
@@ -56,14 +57,14 @@ class Calibration:
 
 
 def _drop_pages(fd: int) -> None:
-    """Drops a file's clean pages from the kernel's cache, so that the next read comes from the
-    disk."""
+    """Drops a file's clean pages from the kernel's page cache, so that the next read must access
+    the disk."""
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _read(path: Path, until: float, most: int = MOST_BYTES) -> int:
-    """Reads a file from its beginning. Stops at its end, at the time `until`, or after `most`
-    bytes. Returns how many bytes were read."""
+    """Reads a file from its beginning. Stops at the end of the file, at the time `until`, or after
+    `most` bytes. Returns how many bytes were read."""
     buffer = bytearray(PIECE_BYTES)
     done = 0
     with open(path, "rb", buffering=0) as file:
@@ -89,8 +90,8 @@ def _rate(work: Callable[[Path, float], int], paths: Sequence[Path], threads: in
     """Calls `work` for each path, in `threads` threads. Returns the bytes per second of all threads
     together. Raises the first OSError of `work`.
 
-    work : a function that reads or writes a file. Its arguments are the path and the time at which
-        it stops (time.monotonic). It returns how many bytes it has read or written
+    work : a function that reads or writes a file. Its arguments are the path, and the time
+        (time.monotonic) at which it must stop. It returns how many bytes it has read or written
     """
     begun = time.monotonic()
     until = begun + MOST_SECONDS
@@ -100,7 +101,7 @@ def _rate(work: Callable[[Path, float], int], paths: Sequence[Path], threads: in
 
 
 def _source_files(config: Config) -> list[tuple[Path, int]]:
-    """The files that the first source's patterns select, with their sizes [bytes]."""
+    """Returns the files that the patterns of the first source select, with their sizes [bytes]."""
     source = config.sources[0]
     fits = PathFilter(source.include, source.exclude)
 
@@ -121,9 +122,9 @@ def _measure_source(files: list[tuple[Path, int]]) -> tuple[Curve, int]:
     """Measures the source with each number of threads. Returns the rates, and how many bytes the
     last measurement has read.
 
-    A file that was read before may be in a cache. So if there are enough files, each measurement
-    reads files that no earlier measurement has read. No measurement has more threads than there are
-    files.
+    A file that was read before may be in a cache. So each measurement reads files that no earlier
+    measurement has read, if there are enough files. A measurement never uses more threads than
+    there are files.
     """
     order = np.random.default_rng(0).permutation(len(files))
     numbers = [threads for threads in THREADS if threads <= len(files)]
@@ -143,8 +144,8 @@ def _measure_source(files: list[tuple[Path, int]]) -> tuple[Curve, int]:
 
 @contextmanager
 def _scratch(tier: Path, size: int) -> Iterator[Path]:
-    """Yields a temporary directory in the tier, for files of `size` bytes in all. Raises TierError
-    if less than twice this size is free."""
+    """Yields a temporary directory in the tier, for files with a total size of `size` bytes. Raises
+    TierError if the tier has less than twice this size free."""
     needed = 2 * size
     try:
         with tempfile.TemporaryDirectory(prefix=".monarch-calibrate-", dir=tier) as made:
@@ -160,7 +161,7 @@ def _scratch(tier: Path, size: int) -> Iterator[Path]:
 
 def _measure_tier(tier: Path, quota_bytes: int) -> tuple[Curve, Curve]:
     size = max(1, min(SCRATCH_BYTES, quota_bytes // max(THREADS)))
-    # Random bytes, because some file systems do not store blocks of zeros.
+    # Write random bytes, because some file systems do not store blocks of zeros.
     piece = os.urandom(min(PIECE_BYTES, size))
     read, write = {}, {}
 
@@ -180,11 +181,12 @@ def _measure_tier(tier: Path, quota_bytes: int) -> tuple[Curve, Curve]:
 def calibrate(config: Config, tell: Callable[[str], None] = lambda _: None) -> Calibration:
     """Measures the tiers and the first source of a configuration.
 
-    For each number of threads, reads up to 256 MiB from the source. Drops each file's pages from
-    the kernel's cache before and after the file is read. In each tier, writes up to 256 MiB to a
-    temporary directory, but not more than the tier's quota.
+    For each number of threads, reads up to 256 MiB from the source. Before and after it reads a
+    file, drops the file's pages from the kernel's page cache. In each tier, writes up to 256 MiB to
+    a temporary directory, but not more than the tier's quota.
 
-    tell : called with a text that says what is measured next
+    tell : a function that this function calls before each measurement. Its argument is a text that
+        names what is measured next
 
     Raises TierError if a tier has no room, and ConfigError if the source has no files or cannot be
     read.
@@ -206,8 +208,8 @@ def calibrate(config: Config, tell: Callable[[str], None] = lambda _: None) -> C
 
 
 def _rate_text(rate: float) -> str:
-    """Returns the rate as a scenario spells it. The lowest rate is 1 byte/s, because a scenario
-    does not accept a rate of 0."""
+    """Returns the rate in the notation of a scenario. Rates below 1 byte/s become 1 byte/s, because
+    a scenario does not accept a rate of 0."""
     return f"{rate / MIB:.1f}MiB/s" if rate >= MIB else f"{max(1.0, rate):.0f}B/s"
 
 
@@ -221,15 +223,15 @@ def _curve_text(curve: Curve) -> str:
 
 
 def scenario_text(config: Config, measured: Calibration) -> str:
-    """Returns the scenario (YAML) with the measured values. Values that only the user knows are
-    marked.
+    """Returns the scenario (YAML) with the measured values. It marks the values that only the user
+    knows.
 
-    The scenario has a staging buffer, which stands for the memory of the readers. The rates of the
-    first tier are also the rates of the staging buffer.
+    The scenario has a staging buffer, which models the memory of the programs that read. The
+    staging buffer gets the rates of the first tier.
     """
     staging = min(GIB, max(64 * MIB, config.tiers[0].quota_bytes // 8))
-    # The scenario has no more threads than were measured, because the rates of more threads are not
-    # known.
+    # The scenario has at most max(THREADS) threads, because the rates of more threads were not
+    # measured.
     threads = min(config.copy_threads, max(THREADS))
     classes = [("staging", staging, measured.read[0], measured.write[0])]
     for n, (tier, read, write) in enumerate(
@@ -249,7 +251,7 @@ def scenario_text(config: Config, measured: Calibration) -> str:
 
 
 def _job_lines(config: Config) -> list[str]:
-    # Double each dollar sign in the path, since a single one would begin a variable.
+    # Double each dollar sign in the path, because a single one would begin a variable's name.
     dataset = json.dumps(str(config.sources[0].real_path).replace("$", "$$"))
     return [
         f"# Measured by `monarch calibrate` with {config.file}.",
@@ -271,7 +273,7 @@ def _job_lines(config: Config) -> list[str]:
 def _source_lines(measured: Calibration) -> list[str]:
     best = max(measured.source.values())
     lines = [
-        "# One node counts as one client. Total rate, by the number of threads:",
+        "# One node is one client. Its total rate, for each number of threads:",
         f"# {_curve_text(measured.source)}",
         f"pfs: {{1: {_rate_text(best)}}}",
     ]

@@ -17,8 +17,9 @@ from monarch_py.native import ffi, lib
 class DaemonView:
     """The shared segments of a daemon, and its catalog. `refresh` opens the newest catalog.
 
-    first_copy : the number of the first copy that this daemon makes; copies with smaller numbers
-        were made by earlier daemons
+    first_copy : each copy has a number, and later copies have larger numbers. This is the number
+        of the first copy that this daemon makes. Earlier daemons made the copies with smaller
+        numbers
     """
 
     def __init__(self, connection: DaemonConnection) -> None:
@@ -46,15 +47,16 @@ class DaemonView:
             self.first_copy = told.get("first_copy", 0)
             self.scanned, self.switched_off = told["scanned"], told["switched_off"]
             if known != self._generation:
-                # The daemon may have published a newer catalog since it answered. In that case, the
-                # file of the catalog `known` no longer exists, and the loop asks the daemon again.
+                # The daemon may have published a newer catalog after its answer. Then the file of
+                # the catalog with generation `known` no longer exists, and the loop asks again.
                 with suppress(FileNotFoundError):
                     self.catalog = CatalogReader.open(self._connection.session, known)
                     self._generation = known
 
     def roots(self) -> list[list[str]]:
-        """Returns the paths by which each source's directory is known: its real path, and then the
-        path in the configuration if the two differ. PathSelection needs them."""
+        """Returns, for each source, a list of paths that lead to the source's directory, as
+        PathSelection expects them. The first is the real path. If the configuration contains
+        another path, this path is the second."""
         found = []
         for number in range(self._control.sources):
             slot = self._control.source[number]
@@ -65,9 +67,10 @@ class DaemonView:
         return found
 
     def partial_bytes(self, words: Uints, sizes: Uints) -> int:
-        """Returns how many bytes of these files have been copied by fills that still run.
+        """Returns how many bytes of some files the unfinished fills have copied so far.
 
-        words, sizes : (n,) the catalog words and the sizes of these files
+        words : (n,) the words of the files in the catalog
+        sizes : (n,) the sizes of the files [bytes]
         """
         if not len(words):
             return 0

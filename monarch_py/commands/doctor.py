@@ -42,12 +42,13 @@ NAME_ONE = "set MONARCH_SOURCE=/the/dataset to have the dataset checked too"
 # Estimate of the shared memory that a catalog takes per file [bytes]: up to 192 bytes, plus 96 for
 # the path. It does not include the shared segments of fixed size (`least_shm_bytes`).
 CATALOG_BYTES_PER_FILE = 288
-# Time limit [s] for loading MPI, which searches for network fabrics and is slow on some machines.
+# Time limit [s] for loading MPI. On some machines, MPI loads slowly because it searches for network
+# fabrics.
 MPI_S = 30
-# A Python program that loads MPI. Doctor runs it as a separate process: if MPI is broken, only that
-# process ends, and doctor reports the problem. The program's argument is the directory that
-# contains the package monarch_py. mpi4py may be in the same directory, because
-# `pip install --prefix` puts it there.
+# A Python program that loads MPI. Doctor runs the program as a separate process. If a broken MPI
+# crashes this process, doctor goes on and reports the problem. The program's argument is the
+# directory that contains the package monarch_py. The program adds this directory to sys.path,
+# because `pip install --prefix` may have installed mpi4py there.
 MPI_VERSION = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -96,8 +97,8 @@ def _library() -> Finding:
 
 
 def _in_the_way(path: Path, what: str, hint: str) -> Finding | None:
-    """Returns a finding if the directory `path` exists and is not private to this user; None
-    otherwise. The daemon requires a private directory."""
+    """Returns a finding if the directory `path` exists and is not private to this user; otherwise
+    None. The daemon requires a private directory."""
     try:
         why = why_not_private(path)
     except OSError:
@@ -115,7 +116,7 @@ def _shared_memory() -> Finding:
     except OSError as error:
         return Finding("problem", what, f"{root}: {error.strerror}", "set MONARCH_SHM")
     needed = least_shm_bytes()
-    # Files beyond MONARCH_MAX_FILES are left to the source, even if shared memory has more room.
+    # A catalog never has more than MONARCH_MAX_FILES files, even if shared memory has more room.
     files = min(max(0, free - needed) // CATALOG_BYTES_PER_FILE, lib.MONARCH_MAX_FILES)
     text = f"{root}: {format_size(free)} free, room for the catalog of {files:,} files"
     if free >= needed:
@@ -126,7 +127,7 @@ def _shared_memory() -> Finding:
 
 
 def _places(config: Config) -> Iterator[Finding]:
-    """Findings on tiers whose directories other users own or can replace."""
+    """Yields a finding for each tier directory that another user owns or can replace."""
     for tier in (*config.tiers, *([config.staging] if config.staging else [])):
         what = f"tier ({tier.kind})"
         for doubt in doubts(tier.mount_point):
@@ -138,11 +139,11 @@ def _places(config: Config) -> Iterator[Finding]:
 
 
 def occupied_by_others(tier: TierConfig) -> str:
-    """Returns a sentence if a tier's file system has less room for copies than the tier's quota;
-    otherwise "". Works with and without a running daemon."""
+    """If a tier's file system has less room for copies than the tier's quota, returns a sentence
+    that says so; otherwise "". Works with and without a running daemon."""
     place, quota = tier.mount_point, tier.quota_bytes
-    # Adding up the sizes of many copies takes a long time, and is not needed if the free room alone
-    # is enough for the quota.
+    # Add up the sizes of the existing copies only if the free space alone is smaller than the
+    # quota, because this sum takes a long time for many copies.
     return shortage(place, quota, 0) and shortage(place, quota, occupied_bytes(tier_root(place)))
 
 
@@ -169,8 +170,8 @@ def _tiers(config: Config) -> Iterator[Finding]:
 
 
 def _manifests(config: Config) -> Iterator[Finding]:
-    """Findings on the manifests of persistent tiers. Tiers that a daemon holds are left out. A
-    damaged manifest is only a warning, because a daemon starts in spite of it."""
+    """Yields findings on the manifests of persistent tiers, except tiers that a daemon uses now. A
+    damaged manifest is only a warning, because a daemon can start in spite of it."""
     for tier in config.tiers:
         root = tier_root(tier.mount_point)
         path = root / "manifest.sqlite"
@@ -195,7 +196,8 @@ def _sources(config: Config) -> Iterator[Finding]:
 
 
 def _many_nodes() -> Finding:
-    """A finding on whether `mpiexec monarch start` can bring up daemons on several nodes."""
+    """Returns a finding that says whether `mpiexec monarch start` can start daemons on several
+    nodes."""
     what = "many nodes"
     if importlib.util.find_spec("mpi4py") is None:
         text = "mpi4py is not installed, so this node works alone (pip install mpi4py mpich)"
@@ -228,8 +230,8 @@ def _address(config: Config) -> Iterator[Finding]:
 
 
 def _libcrypto(config: Config) -> Iterator[Finding]:
-    """Yields a finding if libcrypto is missing and may be needed. Daemons that form a cluster of
-    several nodes need libcrypto. A daemon that works alone does not."""
+    """Yields a finding if libcrypto is missing and a daemon may need it. Only the daemons of a
+    cluster of several nodes need libcrypto."""
     names_peers = config.peers != PeersConfig()
     may_join = names_peers or importlib.util.find_spec("mpi4py") is not None
     if may_join and not has_libcrypto():
@@ -257,7 +259,8 @@ def _daemon(config: Config) -> Iterator[Finding]:
 
 
 def _no_daemon(config: Config, connection: DaemonConnection) -> Iterator[Finding]:
-    """Yields findings on whether `monarch run` could start a daemon, given that none answers."""
+    """Yields findings that say whether `monarch run` could start a daemon. Call this only if no
+    daemon answers."""
     if (holder := holder_of(connection.session.lock)) is not None:
         found = f"{holder} does not answer: it is starting, ending or suspended"
         hint = "run doctor again; if the process still does not answer, end it"
@@ -277,9 +280,8 @@ def _no_daemon(config: Config, connection: DaemonConnection) -> Iterator[Finding
 
 
 def _container(config: Config) -> Iterator[Finding]:
-    """Yields one finding, which lists the paths that a container must share with the host. If the
-    job runs in a container and the daemon runs on the host, these paths must be the same inside and
-    outside the container."""
+    """Yields one finding, which lists the paths that a container must share with the host. This is
+    necessary if the job runs in a container and the daemon runs on the host."""
     files = [Path(os.path.abspath(file)) for file in config.files]
     places = [shm_root(), LIBRARY.parent, *files]
     places += [source.path for source in config.sources]
@@ -297,12 +299,12 @@ def _container(config: Config) -> Iterator[Finding]:
     lacking = " ".join(str(each) for each in answering if is_of_the_image(each))
     text = "a daemon outside this container cannot be reached"
     hint = f"mount {shared} of the host at the same paths, or run the daemon inside"
-    yield Finding("note", "containers", f"{text}; not mounted: {lacking or 'nothing'}", hint)
+    yield Finding("note", "containers", f"{text}; paths not mounted: {lacking or 'none'}", hint)
 
 
 def _limits() -> Iterator[Finding]:
-    """Findings on resource limits that are too low for programs under the library, or for the
-    daemon."""
+    """Yields findings on resource limits that are too low for the daemon, or for programs that load
+    the preload library."""
     segments = sum(ffi.sizeof(f"struct monarch_{name}") for name in ("clients", "control", "fills"))
     space, most = resource.getrlimit(resource.RLIMIT_AS)
     if resource.RLIM_INFINITY != most < LEAST_ADDRESSES:
@@ -334,8 +336,10 @@ def _environment() -> Iterator[Finding]:
 
 
 def examine(config_file: Path | None) -> Iterator[Finding]:
-    """Examines everything and yields each finding as soon as it is known. Without a configuration,
-    only the machine is examined."""
+    """Examines the machine and the configuration. Yields each finding as soon as it is known.
+
+    config_file : the configuration; None to examine only the machine
+    """
     for part in (_machine, _libc, _library, _shared_memory):
         yield part()
     yield from _limits()
@@ -367,7 +371,7 @@ def _configured(config_file: Path) -> Iterator[Finding]:
     except MonarchError as error:
         yield Finding("problem", "configuration", str(error))
         can_start = False
-        # The tiers are examined even if a source is gone or hangs.
+        # Examine the tiers even if a source does not exist or hangs.
         with suppress(MonarchError):
             config, parts = load_config(config_file, with_sources=False), WITHOUT_SOURCES
     if config is not None:

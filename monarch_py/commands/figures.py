@@ -18,7 +18,7 @@ from monarch_py.policies.view import PFS
 Sizes = npt.NDArray[np.int64]
 
 
-# Where nodes read from: their own copies, copies of other nodes, the source.
+# The places from which nodes read: their own copies, the copies of other nodes, and the source.
 PLACES = ("local", "remote", "source")
 
 
@@ -26,13 +26,15 @@ PLACES = ("local", "remote", "source")
 class Figures:
     """The figures of a plan. A unit is a sample, a file or a block of a file, as in Timeline.
 
-    node : the node whose accesses `frequency`, `expected` and `spread` describe
+    node : the node that `frequency`, `expected` and `spread` describe
     frequency : int64; frequency[n] is the number of units that the node accesses n times. The last
         index is the largest number of times that the node accesses one unit
-    expected : (epochs + 1,) float64, what the binomial distribution predicts for `frequency`
-        (NoPFS, 3.1). None unless every unit is a file with a single sample
+    expected : (epochs + 1,) float64, the values of `frequency` that the binomial distribution
+        predicts (NoPFS, section 3.1). None if the plan has several parts, or if a unit can have
+        several samples
     spread : the coefficient of variation of the node's access counts (access.spread)
-    owned_units, owned_bytes : (nodes,) int64, how many units and bytes each node owns
+    owned_units, owned_bytes : (nodes,) int64, how many units and bytes each node owns. The owner of
+        a unit reads it from the source for all nodes
     epochs : (epochs, 3) int64, how many bytes all nodes together read from each of PLACES in each
         epoch
     """
@@ -56,12 +58,12 @@ class Figures:
 
 
 def owners_of(timeline: Timeline, sizes: Sizes, quota: int | None) -> Int32s:
-    """Returns the node that owns each unit, (units,); PFS if no node owns it.
+    """Returns, for each unit, the node that owns it, (units,); PFS if no node owns it.
 
-    The owners are those that the daemons would choose. The choice depends on how often each node
+    The function chooses the same owners as the daemons. The choice depends on how often each node
     accesses a unit. If the table of these access counts would be too large, a hash of the unit
-    decides instead. There is one exception: a part of the plan may have a loader whose `holders`
-    are the nodes that hold each unit. The first of these nodes is then the owner.
+    decides instead. There is one exception: the loader of a part of the plan may list, as
+    `holders`, the nodes that hold each unit. Then the first of these nodes is the owner.
 
     sizes : (units,) the sizes of the units [bytes]
     quota : how many bytes of copies each node has room for; None for no limit

@@ -1,4 +1,4 @@
-"""`monarch ls` finds what serves the named files, and `monarch evict` drops their copies."""
+"""`monarch ls` lists where named files are read from, and `monarch evict` drops their copies."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,11 +22,12 @@ SOURCE = "source"
 
 @dataclass(frozen=True, slots=True)
 class FilePlace:
-    """A file, and what serves it now.
+    """A file, and the place from which programs read it now.
 
     path : the file's path in the source
     size : the file's size [bytes]; -1 if the daemon does not know the file
-    where : the mount point of the tier that has the copy, or STAGING or SOURCE
+    where : the mount point of the tier that has the file's copy; STAGING if the staging area has
+        it; SOURCE if the file has no copy
     why : why the file has no copy: "filling", "wanted", "unknown", or one of the reasons that
         docs/status.md lists for `bypass`. "" if the file has a copy, or if no reason is recorded
     """
@@ -38,11 +39,11 @@ class FilePlace:
 
 
 class NamedFiles:
-    """The files that a user names, in their present state in the daemon's catalog.
+    """The files that a user names, with their present state in the daemon's catalog.
 
     texts : paths as the user wrote them; None for all files
 
-    The constructor raises SessionError if no daemon serves.
+    The constructor raises SessionError if no daemon runs.
     """
 
     def __init__(self, session: SessionDir, texts: Sequence[str] | None) -> None:
@@ -72,8 +73,8 @@ class NamedFiles:
         return self._chosen.problems
 
     def places(self) -> Iterator[FilePlace]:
-        """Yields the files with their places, sorted by path. Files that the daemon does not know
-        yet come last; the source serves them."""
+        """Yields a FilePlace for each file, sorted by path. Files that the daemon does not know yet
+        come last."""
         catalog = self._view.catalog
         tops = [spellings[-1] for spellings in self._view.roots()]
         paths = {
@@ -89,21 +90,24 @@ class NamedFiles:
 
     def evict(self) -> tuple[int, int]:
         """Drops the copies of the files. Returns how many copies were dropped, and the total size
-        of the files that had copies. Raises SessionError if another daemon serves now, because that
-        daemon's catalog has other entries."""
+        of the files that had copies. Raises SessionError if another daemon has replaced the first
+        one, because the new daemon's catalog has other entries."""
         catalog = self._view.catalog
         ids = self._chosen.ids
         present = ids[word.state(catalog.words[ids]) == State.PRESENT]
         size, dropped = int(catalog.entries["size"][present].sum()), 0
         for at in range(0, len(present), PORTION):
-            self._view.refresh()  # raises SessionError if another daemon serves now
+            self._view.refresh()  # raises SessionError if another daemon has replaced the first one
             entries = present[at : at + PORTION].tolist()
             dropped += self._connection.ask("drop", entries=entries)["dropped"]
         return dropped, size
 
 
 def _place(packed: np.uint64, tiers: Sequence[str]) -> tuple[str, str]:
-    """Returns `where` and `why` of a FilePlace, from the word of its catalog entry."""
+    """Returns the fields `where` and `why` of a FilePlace.
+
+    packed : the word of the file's catalog entry
+    """
     words: Ids = np.array([packed], dtype=np.uint64)
     state, why = State(int(word.state(words)[0])), Reason(int(word.reason(words)[0]))
     if state == State.PRESENT:

@@ -16,17 +16,17 @@ from monarch_py.storage import memory
 from monarch_py.util.hanging import LIMIT_S, hanging
 from monarch_py.util.units import GIB, MIB
 
-# The variables in which batch systems name a job's directory on the node's own storage.
+# The environment variables in which batch systems store the path of a job's directory on the node's
+# own storage.
 JOB_DIRECTORIES = ("SLURM_TMPDIR", "LOCAL_SCRATCH", "PBS_JOBFS", "TMPDIR")
 USUAL = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108
-# The types of file systems that are on a disk of the node.
+# The types of file systems that can be on a disk of the node.
 LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "overlay"})
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 # The quota of the tier in memory is the free memory divided by MEMORY_PART, because the job needs
 # most of the memory. The quota of a tier on a disk is the disk's free space times DISK_PART.
 MEMORY_PART, DISK_PART = 4, 0.8
-# The smallest quota of a tier [bytes]. A directory without room for this quota does not become a
-# tier.
+# The smallest quota of a tier [bytes]. A directory with less room does not become a tier.
 LEAST_BYTES = 64 * MIB
 
 # Matches an octal escape. In the mount table, the kernel writes blanks and backslashes as such
@@ -54,9 +54,10 @@ SITE = """\
 class LocalPlace:
     """A directory on this node in which copies can be made.
 
-    kind : the type of its file system;  device : the file system's device number
-    free_bytes : the file system's free space [bytes]. For a file system in memory, this is at most
-        the available memory
+    kind : the type of the file system that contains the directory
+    device : the device number of this file system
+    free_bytes : the free space of this file system [bytes]. For a file system in memory, this is at
+        most the available memory
     """
 
     path: Path
@@ -69,8 +70,9 @@ class LocalPlace:
 class _Mount:
     """A mounted file system.
 
-    kind : its type;  source : the mounted device, or the name that the kernel shows in place of a
-        device
+    kind : the type of the file system
+    source : the mounted device. For a file system without a device, the name that the kernel shows
+        in its place
     """
 
     path: Path
@@ -78,8 +80,9 @@ class _Mount:
     source: str
 
     def pool(self, device: int) -> str:
-        """Returns a name for the disk space that the file system uses. Subvolumes of btrfs have
-        different device numbers, but share one space. The same is true of datasets of ZFS."""
+        """Returns a name for the disk space that the file system uses. Two file systems that share
+        the space have the same name. Subvolumes of btrfs share one space, although they have
+        different device numbers. The same is true of datasets of ZFS."""
         if self.kind == "btrfs":
             return self.source
         return self.source.partition("/")[0] if self.kind == "zfs" else str(device)
@@ -100,7 +103,7 @@ def _mounts() -> Iterator[_Mount]:
 
 
 def _place(path: Path, kind: str) -> LocalPlace | None:
-    """Returns the directory as a LocalPlace; None if this user cannot make files in it."""
+    """Returns the directory `path` as a LocalPlace; None if this user cannot create files in it."""
     try:
         status, system = os.stat(path), os.statvfs(path)
     except OSError:
@@ -112,14 +115,14 @@ def _place(path: Path, kind: str) -> LocalPlace | None:
 
 
 def local_disks(taken: Collection[int], sources: Sequence[Path] = ()) -> list[LocalPlace]:
-    """Returns one directory on each local disk. The disk with the most free space comes first. If a
-    disk has several directories, a directory that the batch system names is preferred, then a mount
-    point, then a directory of USUAL.
+    """Returns one directory on each local disk. The disk with the most free space comes first. On
+    each disk, the function prefers a directory that the batch system names. If there is none, it
+    prefers a mount point to a directory of USUAL.
 
-    taken : the device numbers of the sources' file systems. The disks of these file systems are
-        left out
-    sources : the directories of the datasets. No returned directory is one of them, contains one of
-        them, or lies in one of them
+    taken : the device numbers of the sources' file systems. The function leaves out the disks of
+        these file systems
+    sources : the directories of the datasets. The function leaves out each directory that is one of
+        them, contains one of them, or lies in one of them
     """
     mounts = {mount.path: mount for mount in _mounts() if mount.kind in LOCAL}
     named = [Path(os.environ[name]) for name in JOB_DIRECTORIES if os.environ.get(name)]
@@ -145,9 +148,12 @@ def _overlaps(path: Path, sources: Sequence[Path]) -> bool:
 
 
 def _answers(path: Path, hung: Sequence[Path]) -> bool:
-    """Whether the path is a directory that this user can examine. Returns False if the path is in
-    `hung`, the paths whose file systems hang. Unlike Path.is_dir, os.path.isdir raises no error if
-    this user may not search a parent directory."""
+    """Whether the path is a directory that this user can examine.
+
+    hung : paths in file systems that hang. For these paths, the result is False
+    """
+    # Path.is_dir would raise an error if this user has no permission to search a parent directory.
+    # os.path.isdir returns False.
     return path not in hung and os.path.isdir(path)
 
 
@@ -164,10 +170,10 @@ def shared_memory() -> LocalPlace | None:
 
 
 def first_configuration(sources: Sequence[Path]) -> str:
-    """Returns the text of a configuration for this node. The text has no tiers if the site's
-    configuration has some. Raises ConfigError if a source is not a directory, if the node has no
-    room for copies, or if the configuration would be refused. It would be refused, for example, if
-    a tier lay in a source.
+    """Returns the text of a configuration for this node. If the site's configuration has tiers, the
+    text has no tiers. Raises ConfigError if a source is not a directory, if the node has no room
+    for copies, or if a daemon would refuse the configuration, for example because a tier lies in a
+    source.
 
     sources : the directories of the datasets
     """
@@ -205,8 +211,9 @@ def _check(text: str) -> None:
 
 def _tiers(sources: Sequence[Path]) -> list[str]:
     taken = {os.stat(source).st_dev for source in sources}
-    # The first call leaves out tiers that overlap with a source. If no tier is left, the second
-    # call returns those that overlap, and `_check` raises an error that names one of them.
+    # The first call leaves out each tier that overlaps with a source. If no tier remains, the
+    # second call returns the overlapping tiers. Then `_check` raises an error that names one of
+    # them.
     tiers = _tiers_apart(taken, sources) or _tiers_apart(taken, ())
     if not tiers:
         raise ConfigError(
@@ -220,7 +227,7 @@ def _tiers_apart(taken: Collection[int], sources: Sequence[Path]) -> list[str]:
     """Returns the tiers in memory and on local disks, as texts for the configuration.
 
     taken : the device numbers of file systems that must not have a tier
-    sources : directories that must not contain a tier, and that no tier may contain
+    sources : directories with which no tier may overlap
     """
     tiers = []
     ram = shared_memory()
@@ -239,8 +246,8 @@ def _tier(place: LocalPlace, quota: int, note: str) -> str:
 
 
 def _quoted(path: Path) -> str:
-    """Returns the path as a YAML scalar. Each `$` is doubled, because a single one begins the name
-    of a variable in a configuration."""
+    """Returns the path as a YAML scalar. Doubles each `$`, because a single `$` would begin the
+    name of a variable in a configuration."""
     absolute = path.resolve() if ".." in path.parts else path.absolute()
     text = str(absolute).replace("$", "$$")
     return str(yaml.safe_dump(text, width=10_000).splitlines()[0])

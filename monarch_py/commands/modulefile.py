@@ -7,8 +7,8 @@ from monarch_py.config.layers import SITE
 from monarch_py.native import LIBRARY
 
 # A directory below the installation's prefix that contains only the command `monarch`. The
-# modulefile adds this directory to PATH. It does not add `bin`, because the Python interpreter and
-# other commands in `bin` would hide the user's own commands.
+# modulefile adds this directory to PATH. The directory `bin` is not suitable, because its Python
+# interpreter and other commands would hide the user's own commands.
 COMMANDS = Path("share/monarch/bin")
 
 HELP = (
@@ -21,11 +21,11 @@ ABOUT = "storage tiering for deep-learning training"
 
 
 def modulefile(language: str, version: str, prefix: Path | None, site: Path | None) -> str:
-    """Returns the text of a modulefile. Unloading the modulefile undoes all that it has set.
+    """Returns the text of a modulefile. Unloading the modulefile undoes all its settings.
 
     language : "tcl" or "lua"
-    prefix : where the package is installed; None for a checkout
-    site : the site's configuration; None if there is none
+    prefix : the directory in which the package is installed; None if Monarch runs from a checkout
+    site : the site's configuration file; None if there is none
     """
     commands = Path(sys.executable).parent if prefix is None else prefix / COMMANDS
     paths = [("PATH", commands), ("LD_PRELOAD", LIBRARY)]

@@ -1,4 +1,4 @@
-"""Examines the packs and plans that a configuration names. A daemon reads them when it starts."""
+"""Examines the packs and plans of a configuration. A daemon reads these files when it starts."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +11,9 @@ from monarch_py.packs.index import PackIndex
 
 def named_files(config: Config) -> Iterator[Finding]:
     """Yields a finding for each pack and each plan. A plan that cannot be read is a problem,
-    because no daemon starts with it. A pack that cannot be used, or a plan that does not fit the
-    sources, is only a warning, because a daemon works without it."""
+    because a daemon cannot start with such a plan. A pack that cannot be used is only a warning,
+    because a daemon works without the pack. A plan that does not fit the sources is only a warning
+    too."""
     for source in config.sources:
         if source.pack is not None:
             yield _pack(source.pack)

@@ -1,6 +1,6 @@
 """Makes the additional fields that `monarch report` needs: the history, and where the files are.
 
-The command counts the files itself, in the catalog in shared memory, so that the daemon spends no
+The command counts the files itself: it reads the catalog in shared memory. So the daemon spends no
 time on counting.
 """
 
@@ -19,8 +19,8 @@ from monarch_py.ipc.jobs import Jobs
 from monarch_py.native import Kind, State
 from monarch_py.storage import memory
 
-# A report divides the files into at most this many groups, and contains the sums for each group.
-# The number limits the report's size.
+# A report divides the files into groups, and contains sums for each group. This limit on the number
+# of groups keeps the report small.
 MOST_GROUPS = 2000
 
 
@@ -58,9 +58,12 @@ def _room(tier: dict[str, Any]) -> int:
 def grouped(catalog: CatalogReader, places: int) -> dict[str, Any]:
     """Returns the field `files` of a report, which describes groups of files. For each group, the
     field contains the first file, the number of files, their total size, and how many of these
-    bytes have copies in each place. A group consists of consecutive catalog entries. These entries
-    come from few directories, because the scan adds the files of a directory one after another. The
-    groups are sorted by the paths of their first files."""
+    bytes each place (a tier or the staging area) has as copies. A group consists of consecutive
+    catalog entries. The scan adds the files of a directory one after another, so a group covers few
+    directories. The groups are sorted by the paths of their first files.
+
+    places : the number of places
+    """
     ids = np.flatnonzero(catalog.entries["kind"] == Kind.FILE).astype(np.uint64)
     groups = min(MOST_GROUPS, len(ids))
     starts = (np.arange(groups) * len(ids) // max(1, groups)).astype(np.intp)
@@ -77,10 +80,11 @@ def grouped(catalog: CatalogReader, places: int) -> dict[str, Any]:
 
 
 def _sums(catalog: CatalogReader, ids: Ids, starts: Array, places: int) -> tuple[Ids, Ids]:
-    """Returns the total size of each group's files, (groups,), and how many of these bytes have
-    copies in each place, (places, groups).
+    """Returns the total size of each group's files, (groups,), and how many of these bytes each
+    place has as copies, (places, groups).
 
-    ids : the catalog entries of all files;  starts : where each group begins in `ids`
+    ids : the catalog entries of all files
+    starts : the index in `ids` at which each group begins
     """
     copied = np.zeros((places, len(starts)), dtype=np.uint64)
     if not len(ids):

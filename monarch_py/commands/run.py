@@ -29,12 +29,12 @@ from monarch_py.util.signals import handling
 
 # Exit statuses that a shell returns for a command that does not exist or cannot be executed.
 NOT_FOUND, NOT_RUNNABLE = 127, 126
-# If a command's name contains one of these characters, the user has probably passed a complete
-# shell command line as one word.
+# If the name of a command contains one of these characters, the user has probably passed a complete
+# shell command line as one argument.
 SHELL_SIGNS = frozenset(" \t\n;&|<>()$`*?")
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-# END_LIMIT_S: how long [s] a daemon may take to end after it has accepted the command `stop`. The
-# daemon may have to remove many copies, and to sync a tier's file system.
+# END_LIMIT_S: how long [s] a daemon may take to end after it has accepted the command `stop`. In
+# this time, the daemon may have to remove many copies and to sync a tier's file system.
 # SILENT_LIMIT_S: how long [s] a daemon that does not answer may take to end after SIGTERM.
 END_LIMIT_S, SILENT_LIMIT_S = 600.0, 60.0
 # How long [s] a daemon may take to end after SIGKILL.
@@ -43,14 +43,14 @@ KILL_LIMIT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended.
+    """The result of a run.
 
     exit_status : the exit status of the command; 128 + n if signal n ended the command
-    report : the daemon's status after the command; None if there is none
+    report : the daemon's status after the command; None if the daemon's status is not known
     problem : why the command ran without a daemon, or why it could not run; "" if the command ran
         with a daemon
-    before : the daemon's status before the command; None if there is none
-    lost : why the daemon's report after the command is missing or incomplete; "" if it is complete
+    before : the daemon's status before the command; None if the daemon's status is not known
+    lost : why `report` is missing or incomplete; "" if it is complete
     """
 
     exit_status: int
@@ -61,7 +61,7 @@ class Outcome:
 
 
 def why_unusable(name: str) -> Outcome | None:
-    """Returns None if the command `name` can be executed. Otherwise returns its outcome, with the
+    """Returns None if the command `name` can be executed. Otherwise returns an Outcome with the
     exit status that a shell would return."""
     if shutil.which(name) is not None:
         return None
@@ -74,8 +74,9 @@ def why_unusable(name: str) -> Outcome | None:
 
 
 def _is_denied(path: str) -> bool:
-    """Whether `path` is a directory, or lies below a directory that this user may not search. Call
-    this function only for a path that is not an executable file."""
+    """Whether the reason why `path` cannot be executed is EACCES: `path` is a directory, or lies
+    below a directory that this user has no permission to search. Call this function only for a path
+    that is not an executable file."""
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
     except OSError as error:
@@ -83,8 +84,8 @@ def _is_denied(path: str) -> bool:
 
 
 def job_environment(config_file: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment `base` with the variables that load the preload library into a
-    program. Other libraries in LD_PRELOAD stay there, after ours."""
+    """Returns a copy of the environment `base`, with the variables that load the preload library
+    into a program. Other libraries in LD_PRELOAD stay there, after the preload library."""
     base = {name: value for name, value in base.items() if name != "MONARCH_LEFT"}
     others = [p for p in base.get("LD_PRELOAD", "").split(":") if p and p != str(LIBRARY)]
     return {
@@ -99,12 +100,12 @@ def _run(
 ) -> int:
     """Runs the command and returns its exit status (128 + n for signal n).
 
-    Signals that a batch system sends to this process are forwarded to the command. SIGINT is not
-    forwarded, because after Ctrl-C the terminal sends SIGINT to the command too. This process
-    ignores SIGINT, and waits until the command ends.
+    This process forwards the signals FORWARDED, which a batch system may send, to the command. It
+    ignores SIGINT, and waits until the command ends. It does not forward SIGINT, because after
+    Ctrl-C the terminal sends SIGINT to the command directly.
 
     starts : a function that records the command for the daemon. Its argument is the identity of the
-        child process. The child itself calls the function before it executes the command, so that
+        child process. The child process calls the function before it executes the command, so that
         the record exists even if this process is killed at once
     """
     child: subprocess.Popen[bytes] | None = None
@@ -135,7 +136,7 @@ def _run(
 
 
 def _serving(connection: DaemonConnection) -> Identity | None:
-    """The process that answers as the daemon; None if no daemon answers."""
+    """Returns the identity of the daemon that answers; None if no daemon answers."""
     with contextlib.suppress(SessionError):
         found = connection.ask("where")
         return Identity(int(found["pid"]), int(found["began"]))
@@ -158,12 +159,13 @@ def _end_daemon(connection: DaemonConnection, daemon: Identity) -> None:
 
 
 class _Share:
-    """One run's share in a daemon that several runs use (`ipc.shares`).
+    """The use of a daemon by one run (`monarch run`). Several runs can share a daemon
+    (`ipc.shares`).
 
-    The first run starts the daemon, and the last run ends it. There are three exceptions. If a run
-    is killed and its command goes on, the daemon continues to serve the command, and ends by itself
-    later (`daemon.orphan`). If other jobs still need the daemon, the last run does not end it. And
-    no run ends a daemon that `monarch start` has started.
+    The first run starts the daemon, and the last run ends it. There are three exceptions. First, if
+    a run is killed and its command goes on, the daemon continues to serve the command, and ends by
+    itself later (`daemon.orphan`). Second, if other jobs need the daemon, the last run does not end
+    it. Third, no run ends a daemon that `monarch start` has started.
     """
 
     def __init__(self, config_file: Path, config: Config | None) -> None:
@@ -185,9 +187,9 @@ class _Share:
                 self._child = spawn(self.config_file, detach=False, kind=SHARED)
                 self._tell_troubles()
             else:
-                # The file `users` names the daemon that the last run must end. If it does not name
-                # the serving daemon, the serving daemon was not started for runs, and no run may
-                # end it. Any name in the file is then that of an earlier daemon, and is removed.
+                # The file `users` names the daemon that the last run must end. If the file does not
+                # name the running daemon, no run may end this daemon, because it was not started
+                # for runs. The file may then name an earlier daemon, so remove this name.
                 if self.shares.daemon() != serving:
                     self.shares.note_daemon(None)
                 with contextlib.suppress(SessionError):
@@ -199,8 +201,8 @@ class _Share:
             self.shares.leave_turn()
 
     def _share_settings(self) -> None:
-        """Adds the missing sources to a daemon that serves already. Warns if another job has
-        started the daemon with other settings."""
+        """Adds the missing sources to a daemon that runs already. Warns if another job has started
+        the daemon with other settings."""
         if self.config is None:
             return
         try:
@@ -234,18 +236,20 @@ class _Share:
             with contextlib.suppress(OSError):
                 self.shares.close()
         if self._child is not None:
-            # The daemon has ended, or continues to serve other runs. In both cases this process
-            # need not wait for it. Without a return code, Popen would warn that the daemon still
-            # runs.
+            # The daemon has ended, or continues to serve other runs. In both cases, this process
+            # need not wait for it. Set a return code, because Popen would otherwise warn that the
+            # child process is running.
             self._child.returncode = 0
 
 
 def keep_daemon(config_file: Path, kind: str = "") -> "subprocess.Popen[bytes] | None":
-    """Provides a daemon that no `monarch run` ends. Returns its process, or None if a daemon serves
-    already. Raises SessionError if the new daemon cannot be started.
+    """Makes sure that a daemon runs which no `monarch run` ends. If no daemon runs, starts one and
+    returns its process. Otherwise returns None. Raises SessionError if the new daemon cannot be
+    started.
 
-    kind : the kind of a new daemon (`daemon.starting`), which decides when the daemon ends by
-        itself. "" means never. With "", a daemon that serves already is told not to end by itself
+    kind : the kind of a new daemon (`daemon.starting`), which determines when the daemon ends by
+        itself. With "", it never does. With "", a daemon that runs already also becomes a daemon
+        that does not end by itself
     """
     session = SessionDir.of(config_file)
     with turn(session) as shares:
@@ -262,7 +266,7 @@ def keep_daemon(config_file: Path, kind: str = "") -> "subprocess.Popen[bytes] |
 
 @contextlib.contextmanager
 def seen_others(session: SessionDir) -> Iterator[list[str]]:
-    """Yields the other jobs that use the daemon; this job is left out. Inside the `with` block, no
+    """Yields a list of the jobs, except this one, that use the daemon. Inside the `with` block, no
     further job can begin to use the daemon. Raises SessionError if this process cannot see which
     jobs use the daemon."""
     if not session.path.exists():
@@ -284,8 +288,8 @@ def seen_others(session: SessionDir) -> Iterator[list[str]]:
 
 
 def leave_to_others(session: SessionDir) -> None:
-    """Makes the daemon end by itself after the last run and the last job that need it. The caller
-    must hold the lock `ipc.shares.turn`."""
+    """Makes the daemon end by itself when no run and no job needs it. The caller must hold the lock
+    `ipc.shares.turn`."""
     with contextlib.suppress(SessionError):  # daemons of older versions lack this command
         DaemonConnection(session).ask("let_go")
 
@@ -304,17 +308,17 @@ def run_job(
     *,
     is_recorded: bool = False,
 ) -> Outcome:
-    """Runs the command under the library.
+    """Runs the command with the preload library.
 
-    config : the configuration in `config_file`. If a daemon serves already, the configuration's
-        sources are added to it
+    config : the configuration in `config_file`. If a daemon runs already, this function adds the
+        configuration's sources to the daemon
     is_recorded : whether the report includes the fields for `monarch report` (commands/record.py)
 
-    If a daemon of `monarch start` serves the configuration, that daemon is used and left running.
-    Otherwise the first run starts a daemon, and the last run that uses the daemon ends it. If no
-    daemon can be started, the command runs anyway and reads from the source. A signal that arrives
-    before the command runs ends this process (SystemExit), and also the daemon if this process has
-    started it.
+    If `monarch start` has started a daemon for the configuration, the run uses this daemon and
+    leaves it running. Otherwise the first run starts a daemon, and the last run that uses the
+    daemon ends it. If no daemon can be started, the command runs anyway and reads from the source.
+    If a signal arrives before the command runs, this process ends (SystemExit). If it has started a
+    daemon, it ends the daemon too.
     """
     with handling([signal.SIGTERM, signal.SIGHUP], lambda number, _: sys.exit(128 + number)):
         return _run_job(config_file, command, config, is_recorded=is_recorded)

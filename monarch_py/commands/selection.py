@@ -1,4 +1,4 @@
-"""Finds the catalog's entries for paths that a user names, while the catalog still grows."""
+"""Finds the catalog's entries of the paths that a user names, even while the catalog grows."""
 
 import os
 import stat
@@ -12,11 +12,12 @@ from monarch_py.ipc import word
 from monarch_py.ipc.catalog import CatalogReader, distinct
 from monarch_py.native import Kind, Reason, State
 
-# The number of a source, and a path relative to the source. The path "" is the source itself.
+# A file or directory of a source: the index of the source, and the path relative to the source. The
+# path "" means the source's directory itself.
 Place = tuple[int, str]
 
-# The paths of this many catalog entries are compared at a time. The number limits the memory: if
-# the paths have 100 bytes, one comparison needs about 16 MiB.
+# The paths of this many catalog entries are compared at a time. This limits the memory: for paths
+# of 100 bytes, one comparison needs about 16 MiB.
 PORTION = 16384
 GONE = "gone: it was removed from the source after the scan; restore it, or leave it out"
 EXCLUDED = np.uint64(word.make(State.BYPASS, Reason.EXCLUDED))
@@ -31,16 +32,16 @@ def _is_file(path: str) -> bool:
 
 
 class PathSelection:
-    """The files that the user means: named files, and all files below named directories.
+    """The files that the user selects: named files, and all files below named directories.
 
-    roots : for each source, the paths by which its directory is known: the real path, and then the
-        path in the configuration if the two differ
-    texts : the paths that the user wrote; None for everything
-    problems : for each of the user's paths that selects no file: the path, and a text that says
-        what is wrong and what to do
+    roots : for each source, the paths that lead to its directory: the real path, and then the path
+        in the configuration if this path differs
+    texts : the paths that the user wrote; None for all files
+    problems : one pair for each of the user's paths that selects no file: the path, and a text that
+        says what is wrong and what to do
     ids : (n,) the catalog entries of the selected files, in the order in which they were found
-    unknown : selected files that exist but are not in the catalog yet, each with the path that
-        messages show
+    unknown : selected files that exist, but are not in the catalog yet. Each Place is mapped to the
+        path that messages show
     """
 
     def __init__(
@@ -51,13 +52,13 @@ class PathSelection:
         self.ids: Ids = np.zeros(0, dtype=np.uint64)
         self.unknown: dict[Place, str] = {}
         self._named: list[int] = []
-        # The texts with which the user named files and directories. `_texts` maps the catalog entry
-        # of each named file to its text. `_directories` maps the Place of each named directory to
-        # its text.
+        # The paths of named files and directories as the user wrote them. `_texts` maps the catalog
+        # entry of each named file to the user's path. `_directories` maps the Place of each named
+        # directory to the user's path.
         self._texts: dict[int, str] = {}
         self._directories: dict[Place, str] = {}
         # For each named directory: how many files were found below it, and how many of these files
-        # are excluded.
+        # the configuration excludes.
         self._below: dict[Place, Ints] = {}
         self._is_chosen = np.zeros(0, dtype=bool)
         self._examined = 0
@@ -69,16 +70,17 @@ class PathSelection:
 
     @property
     def needs_scanned(self) -> list[Place]:
-        """The named directories. The selection includes all files below these directories, so they
-        must be scanned completely."""
+        """The named directories. The daemon must scan them completely, because the selection
+        includes all files below them."""
         return list(self._directories)
 
     # --- resolving paths ------------------------------------------------------------------------
 
     def _name(self, text: str, catalog: CatalogReader) -> None:
         plain = os.path.abspath(os.path.expanduser(text))
-        # After a symbolic link, '..' leads to the parent of the link's target. `abspath` ignores
-        # links, so a path with '..' is left to `_look`, which follows them.
+        # In a path, a '..' after a symbolic link leads to the parent of the link's target.
+        # `abspath` does not follow links, so it would resolve such a path wrongly. Therefore,
+        # `_look`, which follows links, resolves each path with '..'.
         place = self._place(plain) if ".." not in text.split("/") else None
         # Ask the catalog first, because the source may be slow.
         if place is None or not self._take(place, text, catalog):
@@ -94,8 +96,11 @@ class PathSelection:
         return None
 
     def _take(self, place: Place, text: str, catalog: CatalogReader) -> bool:
-        """Selects the file or directory at a place. Returns False if the catalog has no file or
-        directory there."""
+        """Selects the file or directory `place`. Returns False if the catalog has no such file or
+        directory.
+
+        text : the path as the user wrote it
+        """
         source, path = place
         if not path:
             self._directories[place] = text
@@ -116,9 +121,9 @@ class PathSelection:
         return True
 
     def _look(self, text: str, catalog: CatalogReader) -> None:
-        """Follows the links of a path in the file system, and selects the file or directory to
-        which they lead. Call this if the catalog lacks the path as the user wrote it. Adds a
-        problem if nothing can be selected."""
+        """Resolves the symbolic links of a path in the file system, and selects the file or
+        directory that it finds. Call this if the catalog lacks the path as the user wrote it. Adds
+        a problem if nothing can be selected."""
         path = os.path.expanduser(text)
         try:
             real = os.path.realpath(path, strict=True)
@@ -150,12 +155,13 @@ class PathSelection:
     # --- entries of the catalog -----------------------------------------------------------------
 
     def meet(self, catalog: CatalogReader) -> Ids:
-        """Examines the entries that were added to the catalog since the last call, and selects
-        those that the user means. Returns the newly selected entries, (n,)."""
+        """Examines the entries that were added to the catalog since the last call. Selects those
+        that the user has named, or that lie below named directories. Returns the newly selected
+        entries, (n,)."""
         for place in [place for place in self.unknown if catalog.find(*place) >= 0]:
             self._take(place, self.unknown.pop(place), catalog)
-        # The catalog may grow at any time. Its length is read here, after the last look-up above,
-        # so that it includes the entries that were found.
+        # The catalog may grow at any time. Read its length after the look-ups above, so that the
+        # length includes the entries that they found.
         last = len(catalog)
         self._is_chosen = np.pad(self._is_chosen, (0, last - len(self._is_chosen)))
         found = [self._new(np.array(self._named, dtype=np.uint64))]
@@ -170,23 +176,23 @@ class PathSelection:
         return new
 
     def _new(self, ids: Ids) -> Ids:
-        """Removes duplicates and entries that were chosen before. Returns the remaining entries,
-        and marks them as chosen."""
+        """Returns `ids` without duplicates, and without entries that were selected before. Marks
+        the returned entries as selected."""
         ids = distinct(ids)
         ids = ids[~self._is_chosen[ids]]
         self._is_chosen[ids] = True
         return ids
 
     def _examine(self, catalog: CatalogReader, first: int, end: int) -> Ids:
-        """Finds, among the entries [first, end), the files below the named directories. Counts
-        these files for each directory, and returns their entries."""
+        """Returns those of the entries [first, end) that are files below named directories. Also
+        counts these files for each directory."""
         rows = catalog.entries[first:end]
         files = np.flatnonzero(rows["kind"] == Kind.FILE)
         sources, lengths = rows["source"][files], rows["path_len"][files]
         excluded = _is_excluded(rows["word"][files])
         meant = np.zeros(len(files), dtype=bool)
-        # Directories are searched together if they are in one source and their paths have the same
-        # length.
+        # Search together for the files of all directories that are in the same source and whose
+        # paths have the same length.
         groups: dict[tuple[int, int], list[bytes]] = {}
         for source, path in self._directories:
             text = os.fsencode(path + "/") if path else b""
@@ -215,9 +221,9 @@ class PathSelection:
     # --- at the end of the scan -----------------------------------------------------------------
 
     def finish(self, catalog: CatalogReader) -> None:
-        """Completes the selection. Call it when the scan is complete. Adds a problem for each named
-        directory whose files are all excluded. Lists each named directory that the scan has not
-        found, and adds its files to `unknown`."""
+        """Completes the selection. Call this when the daemon's scan of the sources is complete.
+        Adds a problem for each named directory in which all files are excluded. Lists each named
+        directory that the scan has not found, and adds its files to `unknown`."""
         for place, text in self._directories.items():
             files, excluded = self._below[place]
             if files and files == excluded and text:
@@ -226,7 +232,8 @@ class PathSelection:
                 self._walk(place, text)
 
     def directories(self, catalog: CatalogReader) -> Ids:
-        """The catalog's entries, (n,), of the named directories and all directories below them."""
+        """Returns the catalog entries, (n,), of the named directories and of all directories below
+        them."""
         known = np.flatnonzero(catalog.entries["kind"] == Kind.DIR)
         sources = catalog.entries["source"][known].tolist()
         of = zip(known.tolist(), sources, strict=True)
@@ -241,8 +248,8 @@ class PathSelection:
         return True
 
     def walk_anew(self, directories: Sequence[int], catalog: CatalogReader) -> None:
-        """Lists directories again, and adds to `unknown` the files that the catalog lacks. Adds a
-        problem for each named directory that is gone.
+        """Lists directories again, and adds the files that the catalog lacks to `unknown`. Adds a
+        problem for each named directory that no longer exists.
 
         directories : the catalog entries of the directories
         """
@@ -289,10 +296,10 @@ class PathSelection:
             return -1
 
     def gone(self, ids: Ids, catalog: CatalogReader) -> Ids:
-        """Finds files that the user has named and that are gone from the source. Adds a problem for
-        each of them, and returns their entries.
+        """Finds files that the user has named, but that no longer exist in the source. Adds a
+        problem for each of them, and returns their catalog entries.
 
-        ids : (n,) the entries to examine
+        ids : (n,) the catalog entries to examine
         """
         found = [entry for entry in ids.tolist() if entry in self._texts]
         found = [entry for entry in found if self._is_gone(entry, catalog)]

@@ -32,9 +32,9 @@ def _is_added(connection: DaemonConnection, source: SourceConfig) -> bool:
 
 
 def settings_differ(connection: DaemonConnection, config: Config) -> bool:
-    """Whether the running daemon has other settings than the configuration, or serves one of the
-    configuration's sources with other settings. If the daemon's configuration files have changed
-    since it started, returns False, because the user gets a different warning about this change."""
+    """Whether the settings of the running daemon differ from those of the configuration. The
+    settings of single sources are compared too. If the daemon's configuration files have changed
+    since it started, returns False, because the user gets another warning about this change."""
     found = connection.ask("where")
     served = [SourceConfig.from_words(words) for words in found.get("described", [])]
     return bool(found["is_current"]) and (
@@ -44,7 +44,7 @@ def settings_differ(connection: DaemonConnection, config: Config) -> bool:
 
 
 def _differs(source: SourceConfig, served: SourceConfig) -> bool:
-    """Whether `served`, one of the daemon's sources, contains the directory of `source` but has
-    other settings than `source`."""
+    """Whether the directory of `source` lies in the daemon's source `served`, but the two sources
+    have different settings."""
     is_meant = source.real_path.is_relative_to(served.real_path)
     return is_meant and replace(served, path=source.path, real_path=source.real_path) != source

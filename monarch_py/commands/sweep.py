@@ -1,10 +1,10 @@
-"""`monarch sweep`: removes what this user's killed daemons have left on this node.
+"""`monarch sweep`: removes the files that this user's killed daemons have left on this node.
 
-A killed daemon leaves its session's segments, and the copies in its tiers. The control segment
-names the tiers, so no configuration is needed. If a daemon is killed during its start, it may leave
-directories in its tiers, but no control segment. Then the daemon's lock names the configuration,
-which names the tiers. Copies on persistent tiers stay. Everything that a running daemon holds stays
-too.
+A killed daemon leaves behind the shared-memory segments of its session, and the copies in its
+tiers. The control segment names the tiers, so the sweep needs no configuration. A daemon that is
+killed during its start may leave directories in its tiers, but no control segment. In this case,
+the daemon's lock file names the configuration, and the configuration names the tiers. The sweep
+does not remove copies on persistent tiers, nor files of a running daemon.
 """
 
 import os
@@ -37,12 +37,12 @@ from monarch_py.storage.tiers import Tier, tier_root
 from monarch_py.util.ownership import why_not_private
 from monarch_py.util.processes import Identity
 
-# How long [s] a daemon may take to end after it was asked to stop. Removing many copies takes
-# seconds. After this time the daemon is killed, and the sweep removes the copies that are left.
+# How long [s] a daemon may take to end after it was asked to stop. It needs seconds to remove many
+# copies. After this time, the sweep kills the daemon, and removes the remaining copies.
 STOP_LIMIT_S = 30.0
 # How long [s] a daemon may take to end after SIGKILL.
 KILL_LIMIT_S = 10.0
-# Pause [s] between two attempts to take the lock of a daemon that ends.
+# Pause [s] between two attempts to take the lock of a daemon that is ending.
 LOOK_S = 0.05
 # Matches the name of a session's directory, but not that of a tier in the same parent directory.
 SESSION = re.compile("[0-9a-f]{16}")
@@ -55,7 +55,7 @@ class Swept:
     stopped : the number of running daemons that were ended
     sessions : the number of killed daemons' sessions that were removed
     copies : the number of copies that were removed with these sessions
-    problems : a sentence for each session that could not be swept
+    problems : one sentence for each session that could not be removed
     """
 
     stopped: int = 0
@@ -67,8 +67,8 @@ class Swept:
 def sweep(*, stop: bool = False) -> Swept:
     """Removes the segments and copies that this user's killed daemons have left behind.
 
-    stop : whether to end the running daemons first, and then to remove every session with its log.
-        Set it only after the user's last job on this node
+    stop : if true, also ends the running daemons, and removes every session with its log. Use this
+        only after the user's last job on this node
 
     Raises SessionError if the directory of the sessions is not private to this user.
     """
@@ -111,11 +111,11 @@ def _sessions() -> list[SessionDir]:
 
 
 def _remove_if_empty(directory: Path) -> None:
-    """Removes the links whose sessions are gone. If this leaves the directory of the sessions
-    empty, also removes the directory."""
+    """Removes symbolic links to sessions that no longer exist. If the directory of the sessions is
+    empty after this, removes it too."""
     with suppress(OSError):
         for path in directory.iterdir():
-            if path.is_symlink() and not path.exists():  # its session is gone
+            if path.is_symlink() and not path.exists():  # the link's session no longer exists
                 path.unlink()
         directory.rmdir()
 
@@ -137,7 +137,7 @@ def _sweep(session: SessionDir, swept: Swept, *, stop: bool) -> None:
     except HeldError as holder:
         if stop:
             raise SessionError(f"{session.path}: the daemon ({holder}) does not end") from None
-        return  # a daemon serves
+        return  # the session's daemon is running
     try:
         if is_left:
             try:
@@ -158,7 +158,7 @@ def _sweep(session: SessionDir, swept: Swept, *, stop: bool) -> None:
 
 
 def _end(session: SessionDir, swept: Swept) -> None:
-    """Ends the session's daemon if one runs. Raises SessionError if the daemon cannot be killed."""
+    """Ends the session's daemon if it runs. Raises SessionError if the daemon cannot be killed."""
     holder, is_asked = holder_of(session.lock), False
     with suppress(SessionError):
         DaemonConnection(session).ask("stop")
@@ -178,8 +178,8 @@ def _end(session: SessionDir, swept: Swept) -> None:
 
 
 def _is_free(lock: Path) -> bool:
-    """Waits until no process holds the lock, then removes the lock's file and returns True. Returns
-    False if a process still holds the lock after STOP_LIMIT_S."""
+    """Waits until no process holds the lock on the file `lock`. Then removes the file and returns
+    True. If a process holds the lock for longer than STOP_LIMIT_S, returns False."""
     until = time.monotonic() + STOP_LIMIT_S
     while time.monotonic() < until:
         try:
@@ -194,9 +194,9 @@ def _is_free(lock: Path) -> bool:
 
 
 def _tiers_of(session: SessionDir) -> list[Path]:
-    """Returns Monarch's directories in the tiers and the staging area, as the control segment names
-    them. Returns [] if the daemon was killed before it had written the names. Raises SessionError
-    if the segment cannot be read."""
+    """Returns Monarch's directories in the tiers and in the staging area. Reads their paths from
+    the control segment. Returns [] if the daemon was killed before it had written the paths. Raises
+    SessionError if the segment cannot be read."""
     hint = "start and stop a daemon of that configuration, or remove its copies by hand"
     try:
         segment = Segment.open(session.control, writable=False)
@@ -212,8 +212,8 @@ def _tiers_of(session: SessionDir) -> list[Path]:
 
 
 def _tiers_in(config_file: str, session: SessionDir) -> list[Path]:
-    """Returns Monarch's directories in the tiers and the staging area of a configuration. Returns
-    [] if the configuration is not known (""), or cannot be used any more."""
+    """Returns Monarch's directories in the tiers and in the staging area of a configuration.
+    Returns [] if the configuration is not known ("") or not valid."""
     try:
         config = load_config(config_file, with_sources=False)
     except MonarchError:
@@ -225,9 +225,13 @@ def _tiers_in(config_file: str, session: SessionDir) -> list[Path]:
 
 
 def _emptied(root: Path) -> int:
-    """Removes the copies of a tier, unless the tier is persistent or a daemon holds it. Returns how
-    many copies were removed. Raises TierError if the tier cannot be used."""
-    # A daemon that was killed during its start may have left an empty directory.
+    """Removes the copies in one tier. If the tier is persistent or a daemon uses it, removes
+    nothing. Returns how many copies were removed. Raises TierError if the tier cannot be used.
+
+    root : Monarch's directory in the tier or in the staging area
+    """
+    # A tier with a manifest is persistent, so its copies stay. A directory without a manifest is
+    # emptied even if it has no copies: a daemon that was killed during its start may have left it.
     if not root.is_dir() or os.path.lexists(root / "manifest.sqlite"):
         return 0
     base = root if root == tier_root(root.parent) else root.parent

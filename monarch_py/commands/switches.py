@@ -30,9 +30,8 @@ def is_disabled() -> bool:
 
 
 def switches(config: Config | None) -> Iterator[Finding]:
-    """Yields a finding for each switch that turns Monarch off now. A switch is a file, or a
-    variable in this process's environment. Also yields a finding if MONARCH_LOG is not a log
-    level."""
+    """Yields a finding for each switch that turns Monarch off now. A switch is a file or an
+    environment variable. Also yields a finding if the value of MONARCH_LOG is not a log level."""
     files = [SYSTEM_SWITCH_FILE, config.switch_file if config else None]
     for path in files:
         if path is None:

@@ -29,8 +29,9 @@ class Verdict:
 
     checked : number of copies that were read
     damaged : source paths of copies whose bytes do not match their checksum
-    outdated : source paths of copies that differ from the source; None if the source is not read
-    out_of_use : one sentence about each tier that could not be checked
+    outdated : source paths of copies that differ from their source files; None if the copies were
+        not compared with the source files
+    out_of_use : one sentence for each tier that could not be checked
     """
 
     block_size_bytes: int
@@ -43,7 +44,8 @@ class Verdict:
         """Checks a copy. If the copy is damaged or outdated, records its path and returns False;
         otherwise returns True.
 
-        copy, path : the paths of the copy and of its source file
+        copy : the path of the copy
+        path : the path of the copy's source file
         expected : the recorded checksum and size [bytes]
         """
         self.checked += 1
@@ -57,17 +59,17 @@ class Verdict:
 
 
 def _open_nonblocking(path: str, flags: int) -> int:
-    """The opener that `_sum` passes to `open`. Refuses a symbolic link. If the path is a pipe, does
-    not wait for the pipe's writer."""
+    """Opens a file for `_sum`. Refuses a symbolic link. If the path is a named pipe, returns at
+    once, without waiting for a process that writes to the pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _sum(path: str, block_bytes: int) -> tuple[int, int] | None:
-    """Returns the checksum of a file, and its size; None if the file cannot be read. The checksum
-    is the XXH3-64 hash of the hashes of the file's blocks.
+    """Returns the checksum and the size [bytes] of a file; None if the file cannot be read. Each
+    block of the file has an XXH3-64 hash. The checksum is the XXH3-64 hash of all these hashes.
 
-    The recorded checksums come from the C code. Here the package xxhash computes the checksum, so
-    that `monarch verify` also finds errors of the C code.
+    Monarch's C code has computed the recorded checksums. This function uses the package xxhash
+    instead, so that `monarch verify` also finds errors of the C code.
     """
     whole, block, size = xxhash.xxh3_64(), xxhash.xxh3_64(), 0
     buffer = memoryview(bytearray(PIECE_BYTES))
@@ -87,12 +89,13 @@ def _sum(path: str, block_bytes: int) -> tuple[int, int] | None:
 
 
 def verify_copies(config: Config, *, against_source: bool) -> Verdict:
-    """Reads every copy, and compares its checksum with the recorded one. With `against_source`,
-    also compares each copy with its source file. Removes the copies that differ.
+    """Reads every copy, and compares its checksum with the recorded checksum. With
+    `against_source`, also compares each copy with its source file. Removes the copies that differ.
 
-    If a daemon serves, the daemon's copies are checked, and the daemon removes those that differ.
-    Otherwise the copies on persistent tiers are checked. Raises TierError if a process holds a
-    persistent tier: the daemon of another configuration, or a daemon that does not answer.
+    If a daemon runs, this function checks the daemon's copies, and the daemon removes those that
+    differ. If no daemon answers, this function checks the copies on persistent tiers. In this case,
+    it raises TierError if another process holds the lock of a persistent tier: the daemon of
+    another configuration, or a daemon that does not answer.
     """
     session = SessionDir.of(config.file)
     connection = DaemonConnection(session)
@@ -112,9 +115,10 @@ def _is_gone(tier: TierConfig) -> bool:
 
 
 def tiers_out_of_use(config: Config, connection: DaemonConnection) -> Iterator[tuple[int, str]]:
-    """Yields the number of each tier that is out of use, and a sentence that says why. A tier is
-    out of use if the daemon does not use it, or if its directory is gone. The daemon may not have
-    noticed yet that a directory is gone."""
+    """Yields the index of each tier that is out of use, and a sentence that gives the reason. A
+    tier is out of use if the daemon reports so, or if the tier's directory no longer exists. This
+    function looks for the directory itself, because the daemon notices a missing directory
+    later."""
     told = connection.ask("status")["tiers"]
     for number, (tier, said) in enumerate(zip(config.tiers, told, strict=False)):
         if said["why"]:
@@ -130,18 +134,19 @@ def _verify_catalog(
     sources: list[str],
     verdict: Verdict,
 ) -> None:
-    """Checks the copies that a daemon serves, and has the daemon drop the damaged and outdated
+    """Checks the copies of a running daemon, and asks the daemon to drop the damaged and outdated
     copies.
 
-    sources : the paths of all sources of the daemon. Other jobs may have added sources that
-        `config` lacks
+    sources : the paths of all sources of the daemon. `config` may lack some of them, because other
+        jobs can add sources to the daemon
     """
     bad = []
     gone = {number for number, tier in enumerate(config.tiers) if _is_gone(tier)}
     for entry in np.flatnonzero(word.state(catalog.words) == State.PRESENT):
         row = catalog.entries[entry].copy()
         number = int(word.tier(row["word"]))
-        # The file may have lost its staged copy since the loop began, so read its state again.
+        # The daemon may have dropped the copy since the loop began, for example a copy in the
+        # staging area. So read the file's state again.
         is_present = word.state(row["word"]) == State.PRESENT
         if not is_present or number in gone or number >= len(config.tiers):
             continue
@@ -154,9 +159,9 @@ def _verify_catalog(
     if bad:
         connection.ask("drop", entries=bad)
         connection.wait_until_dropped()
-    # After an error, the daemon makes no new copies in a tier, but it may still serve the tier's
-    # old copies. The loop above has checked these copies, so such a tier is not reported as out of
-    # use.
+    # After an error in a tier, the daemon makes no new copies there, but it may continue to serve
+    # the tier's old copies. The loop above has checked these old copies, so this function does not
+    # report the tier as out of use.
     present = catalog.words[word.state(catalog.words) == State.PRESENT]
     serving = set(word.tier(present).tolist()) - gone
     verdict.out_of_use = [

@@ -1,4 +1,4 @@
-"""`monarch warm`: has the daemon make copies of the named files, and waits until they are there."""
+"""`monarch warm`: asks the daemon to copy the named files, and waits until the copies exist."""
 
 import os
 import time
@@ -21,34 +21,35 @@ from monarch_py.ipc.session import SessionDir
 from monarch_py.native import Reason, State
 from monarch_py.util.hanging import LIMIT_S, hanging
 
-# The largest number of entries in one request for copies. The daemon accepts requests of at most 1
-# MiB. An entry takes 10 bytes in JSON: 8 digits, a comma and a space.
+# The largest number of catalog entries in one request for copies. The daemon accepts requests of at
+# most 1 MiB. In JSON, the number of an entry takes 10 bytes: 8 digits, a comma and a space.
 ORDER = 65536
-# The largest number of directories in one request. With this limit, the request stays below 1 MiB.
-# A path has at most 4 KiB. If it is not valid text, it takes up to 24 KiB in JSON.
+# The largest number of directories in one request. With this limit, the request stays below 1 MiB,
+# even if each path has 4 KiB, the longest possible path. A path that is not valid UTF-8 can take 24
+# KiB in JSON.
 DIRECTORIES = 32
-# The largest number of files that the daemon examines at the source for one request. The number is
-# small because other commands wait during the request.
+# The largest number of files that the daemon examines at the source for one request. The limit is
+# small because the daemon answers no other command during the request.
 LOOKS = 64
 # The shortest pause between two steps of the command [s]. If a step uses much processor time, the
-# pause is nine times that time. So the command keeps a processor busy for at most a tenth of the
-# time. While the command waits for a slow answer of the daemon, it uses no processor time, so this
-# wait does not lengthen the pause. Therefore, the command ends soon if all copies are complete
-# after the wait.
+# pause is nine times this processor time. So the command uses at most a tenth of a processor.
+# Waiting for a slow answer of the daemon uses no processor time, and so does not lengthen the
+# pause. If all copies are complete after such a wait, the command ends soon.
 LOOK_S = 0.1
 
 
 @dataclass(slots=True)
 class Progress:
-    """Counts of the chosen files that are known so far. For each count `..._files`, the field
-    `..._bytes` is the total size of the counted files.
+    """Counts of the chosen files that are known so far. `files` is the number of all these files.
+    For each count `..._files`, the field `..._bytes` is the total size of the counted files.
 
     there_files : files that had a copy before the command began
-    filled_files : files whose copy was made since then. `filled_bytes` also includes the bytes that
-        running fills have copied
-    replaced_files : filled files that had a copy before, but of an earlier version of the file
-    at_source : for each reason that docs/status.md lists for `bypass`, how many files get no copy
-        for this reason. The source serves these files
+    filled_files : files whose copy was completed after the command began. `filled_bytes` also
+        includes the bytes that unfinished fills have copied
+    replaced_files : those of the filled files that had a copy of an earlier version of the file
+        before
+    at_source : the number of files that get no copy, for each reason that docs/status.md lists for
+        `bypass`. Programs read these files from the source
     complete : whether all chosen files are known
     """
 
@@ -73,8 +74,8 @@ class Progress:
 
 
 def _is_left(words: Uints) -> Bools:
-    """Returns which files get no copy from this command, (n,) bool. Some of these files get a copy
-    later, when a program reads them.
+    """Returns, as (n,) booleans, which files get no copy from this command. Some of these files get
+    a copy later, when a program reads them.
 
     words : (n,) the catalog words of the files
     """
@@ -84,7 +85,7 @@ def _is_left(words: Uints) -> Bools:
 
 
 def _has_changed(words: Uints) -> Bools:
-    """Returns which files are served by the source because they have changed there, (n,) bool.
+    """Returns, as (n,) booleans, which files get no copy because they have changed in the source.
 
     words : (n,) the catalog words of the files
     """
@@ -93,12 +94,12 @@ def _has_changed(words: Uints) -> Bools:
 
 
 class Warm:
-    """One run of the command. The constructor raises SessionError if no daemon serves, or if
-    Monarch is switched off.
+    """One run of the command. The constructor raises SessionError if no daemon runs, or if Monarch
+    is switched off.
 
-    texts : paths as the user wrote them; None for everything
-    is_dry : if true, the files are only counted: no copy is ordered, and none is compared with the
-        source
+    texts : paths as the user wrote them; None for all files
+    is_dry : if true, the command only counts the files. It requests no copies, and compares no
+        copies with the source
     """
 
     def __init__(
@@ -113,8 +114,8 @@ class Warm:
         self._ticket = f"{os.getpid()}.{time.time_ns()}"
         self._was_there = np.zeros(0, dtype=bool)
         self._was_outdated = np.zeros(0, dtype=bool)
-        # Entries that must still be compared with the source: files that have copies or have
-        # changed, and directories.
+        # Catalog entries that the daemon must compare with the source: files that have copies,
+        # files that have changed in the source, and directories.
         self._to_compare = np.zeros(0, dtype=np.uint64)
         self._finished = False
         self.progress = Progress()
@@ -134,8 +135,8 @@ class Warm:
             )
 
     def _ask_for_directories(self) -> None:
-        """Asks the daemon to scan the chosen directories first, since it may not know their files
-        yet."""
+        """Asks the daemon to scan the chosen directories before other directories, because it may
+        not know their files yet."""
         directories = self.chosen.needs_scanned
         for at in range(0, len(directories), DIRECTORIES):
             self._connection.ask("scan", directories=directories[at : at + DIRECTORIES])
@@ -144,11 +145,11 @@ class Warm:
     # --- ordering -------------------------------------------------------------------------------
 
     def run(self, show: Callable[[Progress], None], *, wait: bool) -> None:
-        """Orders copies of the chosen files. With `wait`, returns once all possible copies exist.
-        Otherwise returns once all files are known and their copies are ordered. After an exception,
-        such as SystemExit on a signal, cancels the fills that have not begun.
+        """Requests copies of the chosen files. With `wait`, returns when all possible copies exist.
+        Without `wait`, returns when all files are known and their copies are requested. After an
+        exception, such as SystemExit on a signal, cancels the fills that have not begun.
 
-        show : called with the progress several times a second
+        show : a function that this method calls with the progress several times a second
         """
         try:
             while not (self.progress.is_done if wait else self.progress.complete):
@@ -188,8 +189,8 @@ class Warm:
         self._look_at_unknown()
         is_asking = self.chosen.unknown or len(self._to_compare)
         absent = self._count(complete=is_scanned and not is_asking)
-        # Request the missing copies once more: another command may have cancelled fills, and copies
-        # may have been dropped.
+        # Request the missing copies again, because another command may have cancelled fills, or the
+        # daemon may have dropped copies.
         self._order(absent)
 
     def _order(self, ids: Ids) -> None:
@@ -200,9 +201,9 @@ class Warm:
             self._connection.ask("warm", ticket=self._ticket, entries=entries)
 
     def _compare(self) -> None:
-        """Makes the daemon compare the next entries of `_to_compare` with the source. A copy may be
-        of an earlier version of its file, and a changed directory may hold files that the scan has
-        not seen."""
+        """Asks the daemon to compare the next entries of `_to_compare` with the source. The
+        comparison finds copies of earlier versions of files. It also finds changed directories,
+        which may contain files that the scan has not seen."""
         if self._is_dry:
             self._to_compare = self._to_compare[:0]
         if not len(self._to_compare):
@@ -214,8 +215,8 @@ class Warm:
         self.chosen.walk_anew(told["directories"], self._view.catalog)
 
     def _look_at_unknown(self) -> None:
-        """Makes the daemon examine a few of the files that the catalog does not know. The scan may
-        find the other files before the next request."""
+        """Asks the daemon to examine at most LOOKS of the files that are not in its catalog. The
+        scan may find the other files before the next request."""
         places = list(self.chosen.unknown)[:LOOKS]
         if not places:
             return
@@ -235,8 +236,8 @@ class Warm:
             raise
 
     def _leave_out_gone(self) -> None:
-        """Adds a problem for each named file that is gone from the source, and removes the file
-        from all counts."""
+        """Finds named files that no longer exist in the source. Adds a problem for each of them,
+        and removes them from all counts."""
         ids, catalog = self.chosen.ids, self._view.catalog
         gone = self.chosen.gone(ids[_has_changed(catalog.words[ids])], catalog)
         kept = ~np.isin(ids, gone)
@@ -247,15 +248,15 @@ class Warm:
     # --- counting -------------------------------------------------------------------------------
 
     def _count(self, *, complete: bool) -> Ids:
-        """Updates `progress`. Returns the files, (n,), that need a copy, but for which no copy is
-        ordered at present."""
+        """Updates `progress`. Returns the files, (n,), that need a copy, but for which the daemon
+        has no copy planned at present."""
         ids, catalog = self.chosen.ids, self._view.catalog
         words, sizes = catalog.words[ids], catalog.entries["size"][ids]
         states = word.state(words)
         present, bypass = states == State.PRESENT, _is_left(words)
-        # Copies that existed before the command began are not counted as filled. `_was_there`
-        # misses some of them: copies of earlier daemons that this daemon finds only while the
-        # command runs. Their numbers are below `first_copy`.
+        # A copy that existed before the command began must not be counted as filled. `_was_there`
+        # lacks some of these copies: earlier daemons made them, and this daemon finds them only
+        # while the command runs. Their copy numbers are smaller than `first_copy`.
         was_there = self._was_there | (word.copy(words) < self._view.first_copy)
         there, filled = present & was_there, present & ~was_there
         running = states == State.FILLING

@@ -137,7 +137,7 @@ def test_a_container_that_lacks_what_a_daemon_outside_needs(
     monkeypatch.setattr(doctor, "is_of_the_image", lambda place: place == here.source)
     assert found(here, "machine").found == f"{platform.machine()}, in a podman container"
     assert found(here, "containers").found == (
-        f"a daemon outside this container cannot be reached; not mounted: {here.source}"
+        f"a daemon outside this container cannot be reached; paths not mounted: {here.source}"
     )
     here.start()
     assert found(here, "containers").found.startswith("if the job runs in a container ")

@@ -248,7 +248,7 @@ def monarch(tmp_path: Path, layered: Layered) -> Monarch:
 
 def test_check_knows_both_files(monarch: Monarch, layered: Layered) -> None:
     done = monarch("config", "check")
-    assert done.stdout == f"{layered.site}: can be used on this node, once a dataset is named\n"
+    assert done.stdout == f"{layered.site}: can be used on this node, when a dataset is named\n"
     layered.file.write_text(f"sources: [{layered.root}/pfs]\n")
     done = monarch("config", "check", "-c", str(layered.file))
     said = f"{layered.file}: can be used on this node (together with {layered.site})\n"
