@@ -202,8 +202,8 @@ void monarch_read_filesystem(int root, struct monarch_filesystem *f);
 /* --- comparing with a source: compare.c, revalidate.c ----------------------------------------- */
 
 /* The result of comparing a file or directory of the catalog with the source: the source has the
- * same version (SAME), another version (REPLACED), or no such file (GONE). If the source returns
- * another error, the result is MONARCH_SAME. */
+ * same version (SAME), another version (REPLACED), or no file or directory of the same kind at this
+ * path (GONE). If the source returns another error, the result is MONARCH_SAME. */
 enum monarch_compared { MONARCH_SAME, MONARCH_REPLACED, MONARCH_GONE };
 /* Compares the `n` entries (files and directories) with the source, in the order of `ids`, until
  * `limit_ns` have passed. Returns how many it compared, at least one. Sets found[i] to the result,
@@ -281,11 +281,11 @@ struct monarch_flow {
 
 struct monarch_engine;
 
-/* Starts an engine for the session to which these segments belong. The engine starts threads that
- * read the sources when they are needed, up to `threads` of them. All of them may do work for which
- * a reader waits, but at most `width` at a time do other work; monarch_engine_width can change
- * `width`. `peer_threads` more threads fill from peers. block_bytes: size of the blocks; each block
- * has a checksum. */
+/* Starts an engine for the session to which these segments belong. The engine has up to `threads`
+ * threads that read the sources, and starts them as they are needed. All of them may do work for
+ * which a reader waits, but at most `width` at a time do other work; monarch_engine_width can
+ * change `width`. `peer_threads` more threads fill from peers. block_bytes: size of the blocks;
+ * each block has a checksum. */
 struct monarch_engine *monarch_engine_start(int threads, int width, int peer_threads,
                                             uint64_t block_bytes, struct monarch_clients *clients,
                                             struct monarch_fills *fills);

@@ -5,8 +5,8 @@
 #include "shared/catalog.h"
 
 /* Returns whether a client has requested the file, and the daemon has not yet taken this request
- * from the bitmap. If so, the daemon will soon decide about a fill of the file, so a file in the
- * state ABSENT will not stay in this state. */
+ * from the bitmap. If so, the daemon has yet to decide whether it fills the file, so the state
+ * ABSENT is not final. */
 int monarch_is_requested(const struct monarch_clients *m, uint64_t id);
 /* Answers all demands for units [first, first + count) of the entry's file. This wakes the readers
  * that wait for these units. They then check which units can be read. */

@@ -29,7 +29,7 @@ static struct fill *new_fill(const struct monarch_engine *e, struct job *job) {
     struct fill *f = calloc(1, sizeof *f + words_for(units) * 8 + blocks * 4);
     uint64_t *sums = malloc((blocks ? blocks : 1) * sizeof *sums);
     /* The digests of a copy's blocks are made for the peers that may read the copy later. A copy of
-     * a single block gets no digest, because it would not be kept (serving/sums.h). */
+     * a single block gets no digest, because this digest would not be kept (serving/sums.h). */
     const unsigned char *key =
         blocks > 1 ? monarch_holdings_key(__atomic_load_n(&e->holdings, __ATOMIC_ACQUIRE)) : NULL;
     if (!f || !sums) {
@@ -225,7 +225,7 @@ static void wait_for_write_back(struct fill *f, uint64_t block) {
  * copy. Two more steps follow for a file of more than MONARCH_CHUNK bytes. The first step removes
  * the source file's pages of this block from the page cache, because the fill does not read them
  * again. (The kernel keeps pages that a program is mapping or reading.) The second step starts the
- * write-back of the block, and waits for the write-back that began two blocks earlier, so that
+ * write-back of the block. It also waits for the write-back that began two blocks earlier, so that
  * dirty pages do not accumulate. */
 static void end_block(const struct monarch_engine *e, struct fill *f, uint64_t block, char *buffer,
                       const struct block_sum *sum) {
@@ -381,8 +381,8 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
     int r = f->failed ? -1 : 0, status;
     /* If all bytes came from a single peer, no check is needed: before that peer sent the last
      * block, it had checked that the file at the source was unchanged. If several peers sent bytes,
-     * some of the bytes may belong to another version. So open the source's file, which compares
-     * its attributes with the catalog's. */
+     * some of the bytes may belong to another version. So open the file at the source:
+     * monarch_source_of compares the file's attributes with the catalog's. */
     if (r == 0 && (f->gave & (f->gave - 1)) && monarch_source_of(e, f, &status) < 0)
         r = monarch_fail(job, status, errno);
     if (r == 0 && f->from >= 0)

@@ -22,9 +22,9 @@
 /* The longest wait [ns] for a peer that answers COMING, if no reader waits for the bytes. During
  * this wait, the thread does nothing but serve other readers that wait. */
 #define COMING_NS 30000000000ULL
-/* A peer sends a file's last block only when its own copy is complete. A reader that waits for the
- * last block gets it from the source if this node's copy lacks more than NEAR_END blocks, because
- * the peer's copy is then probably incomplete too. */
+/* A peer sends a file's last block only when its own copy is complete. If this node's copy lacks
+ * more than NEAR_END blocks, the peer's copy is probably incomplete too. Then a reader that waits
+ * for the last block gets it from the source. */
 #define NEAR_END 4
 /* The pause [ns] before a peer that is still starting is asked again. */
 #define STARTING_NS 100000000L

@@ -28,10 +28,10 @@
 #define WINDOWS 32
 /* A window also contains the gaps between its ordered members. A gap of at most this size [bytes],
  * such as a header, is always accepted. A larger gap is accepted only if the ordered members before
- * it in the window have at least the size of the gap. So at most about half of the bytes of a
- * window are read in vain. */
+ * it in the window together have at least the size of the gap. So at most about half of the bytes
+ * of a window are read in vain. */
 #define JOINED_BYTES (16UL * 1024)
-/* Further ordered members are searched among this many members before and after a window. Members
+/* Further ordered members are looked for among this many members before and after a window. Members
  * before it may be ordered too, because threads do not always begin orders in the pack's
  * sequence. */
 #define LOOKS_BACK 64
@@ -285,8 +285,10 @@ static uint64_t first_beside(struct pack *p, uint64_t member) {
     return member;
 }
 
-/* Sets the bounds of a window: it begins with this member, and ends with the last ordered member
- * that fits into it. most: the maximum length [bytes], WINDOW_BYTES or SHORT_WINDOW_BYTES. */
+/* Sets the bounds of a window. It begins with this member and ends with an ordered member. It is
+ * extended until it would become too long, until a gap is too large (JOINED_BYTES), or until
+ * another window contains the next ordered member. most: the maximum length [bytes], WINDOW_BYTES
+ * or SHORT_WINDOW_BYTES. */
 static void extend(struct pack *p, struct window *w, uint64_t member, uint64_t most) {
     const struct monarch_member *m = p->members;
     uint64_t end = end_of(&m[member]), wanted = m[member].size;

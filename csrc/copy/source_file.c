@@ -149,12 +149,12 @@ int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) 
 
 /* --- how fast the sources are ----------------------------------------------------------------- */
 
-/* If the open and the read of a small file together take less time than this [ns], the file was
- * probably on a local disk or in the page cache. A network file system takes longer, because its
- * server is asked twice: for the open, and for the bytes. */
+/* Time limit [ns] for the open and the read of a small file together. If they take less time, the
+ * file was probably on a local disk or in the page cache. A network file system takes longer,
+ * because its server is asked twice: for the open, and for the bytes. */
 #define FAST_NS 300000
-/* If the read of a small file takes less time than this [ns], its bytes were probably already in
- * the page cache, loaded by an earlier read or by the open. */
+/* Time limit [ns] for the read of a small file. If the read takes less time, the bytes were
+ * probably already in the page cache, loaded by an earlier read or by the open. */
 #define CACHED_NS 150000
 /* The value of a fraction (see `note`) that means all recent files of a source. */
 #define SHARE_ALL 1024U
@@ -198,8 +198,8 @@ void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone)
  * cache instead. If most of these reads find the file already in the page cache, all files of the
  * source are read through the page cache again. */
 #define PROBED 32
-/* A read with O_DIRECT must have a multiple of the disk's block size. A block has at most this many
- * bytes. */
+/* The length of a read with O_DIRECT must be a multiple of the disk's block size. A block has at
+ * most this many bytes. */
 #define DIRECT_ROUND 4096
 
 /* Returns whether this read of `n` bytes may use O_DIRECT. It must read a whole file of one unit,

@@ -46,9 +46,9 @@ static int is_left(struct pool *p, const struct waiting *reader, struct monarch_
     uint64_t id = monarch_demand_entry(reader->demand);
     if (!is_still_there(p, reader))
         return 0;
-    /* If the file is FILLING but has no order in a queue, its fill is about to be queued, or has
-     * just ended. So do not order another fill. Threads look at the demand again after the next
-     * grant. */
+    /* The thread has found neither a queued order nor a fill of this file. If the file is FILLING
+     * nevertheless, its fill is about to begin, or has just ended. So do not order another fill.
+     * Threads look at the demand again after the next grant. */
     int is_filling = c && state_of(c, id) == MONARCH_FILLING;
     g->refused[reader->place] = reader->demand;
     g->is_early[reader->place] = !g->holds || is_filling;
@@ -153,8 +153,8 @@ static unsigned home_of(const struct monarch_home *home) {
     return home->storage == MONARCH_IN_TIERS ? MONARCH_OWN : 0;
 }
 
-/* Writes into the catalog which node keeps each file (its home), so that programs know it too
- * (monarch_set_home). */
+/* Writes into the catalog whether this node fills each file from the source or from another node,
+ * so that programs know it too (monarch_set_home). */
 static void tell_homes(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                        const struct monarch_home *homes) {
     for (uint64_t i = 0; i < n;) {

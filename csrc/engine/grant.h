@@ -13,8 +13,8 @@ void monarch_order_demanded(struct pool *p, struct worker *me, int looks);
 /* Call this when an order ends without having published a copy. Returns whether the caller must
  * wake the daemon's loop. After a fill, the loop must find out why the copy was not published. Any
  * other order, such as a DROP, may have freed space. Then the loop is woken only if a reader still
- * waits for a file whose fill the threads have not ordered. Returns 0 if the loop was already woken
- * and has not slept since. The caller holds the pool's lock. */
+ * waits for a file whose fill the threads have not ordered. Returns 0 if a thread has already woken
+ * the loop since the end of its last sleep. The caller holds the pool's lock. */
 int monarch_leaves_again(struct pool *p, const struct job *job);
 /* Wakes the daemon's loop, whether it waits in monarch_engine_rest or for the doorbell. */
 void monarch_end_rest(struct pool *p);

@@ -389,8 +389,8 @@ int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct 
  *     has left the peer rings the bell itself.
  *   - If a thread has all roles of its origin and finds no work, it need not wake others, because
  *     they would find no work either.
- *   - A demand whose file has no order is considered as work of both origins, until a thread has
- *     ordered a fill of the file or left the file to the daemon's loop (grant.c). */
+ *   - A demand whose file has no order is treated as work of both origins. That ends when a thread
+ *     has ordered a fill of the file, or has left the file to the daemon's loop (grant.c). */
 
 static int has_demand(const struct pool *p, enum monarch_origin origin) {
     for (unsigned i = 0; i < MONARCH_DEMANDS; i++) {

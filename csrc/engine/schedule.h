@@ -23,7 +23,7 @@ uint32_t monarch_roles_of(const struct worker *me);
 int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct work *w);
 /* Returns the roles (bits) of the threads that could do work that waits now, for this origin; 0 if
  * no work waits. The result may be nonzero although no work is left. The reason: a fill for which a
- * reader has waited is considered as work until a search finds that all its units are claimed. */
+ * reader has waited is treated as work until a search finds that all its units are claimed. */
 uint32_t monarch_whom_it_needs(struct pool *p, enum monarch_origin origin);
 /* Wakes one thread that can do new work. who: the roles of the threads that can do the work, as
  * returned by monarch_whom_it_needs. */

@@ -16,14 +16,13 @@
 #include "shared/clock.h"
 #include "shared/doorbell.h"
 
-/* If the daemon waits for results (monarch_engine_await), it is woken when this number of results
- * has accumulated. */
+/* Results of published copies accumulate before the daemon is woken (rings_for). If the daemon
+ * waits for results (monarch_engine_await), it is woken when there are this many. */
 #define RESULTS_AWAITED 64
-/* If the daemon does not wait for results, it is woken only when this number of results has
- * accumulated. */
+/* If the daemon does not wait for results, it is woken when there are this many. */
 #define RESULTS_AT_ONCE 512
-/* If the daemon waits for results, it is also woken when fewer than this many orders are queued, so
- * that it can submit more before the threads run out of orders. */
+/* If the daemon waits for results, it is also woken when fewer than this many orders are queued.
+ * So it can submit more before the threads run out of orders. */
 #define ORDERS_LEFT 64
 /* For this long [ns] after a reader has waited for a unit of a file, threads copy the file unit by
  * unit, instead of in longer runs. */
@@ -46,7 +45,7 @@
 
 /* Returns whether to wake the daemon for this result. A daemon that was woken and has not taken its
  * results yet will take this result with them, so it is not woken again. If the engine has
- * published the copy, its result is not urgent. Such results accumulate, so that one iteration of
+ * published the copy, the result is not urgent. Such results accumulate, so that one iteration of
  * the daemon's loop handles many files. */
 static int rings_for(const struct pool *p, const struct job *job) {
     if (p->rung)

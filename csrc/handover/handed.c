@@ -37,9 +37,9 @@ static struct job *take_queued(struct pool *p, struct job *job) {
 }
 
 /* Finds the order to fill a file that is FILLING. Returns NOT_YET if there is neither a queued
- * order nor a fill at this moment. Then either the daemon has set the file's state but not
- * submitted the order yet, or a thread has removed the order from its queue but not added the fill
- * to the list of fills yet. */
+ * order nor a fill at this moment. There are two possible reasons. The daemon has set the file's
+ * state, but has not submitted the order yet. Or a thread has removed the order from its queue, but
+ * has not added the fill to the list of fills yet. */
 static enum monarch_answer find_filling(struct pool *p, uint64_t id, struct job **job) {
     struct job *queued = monarch_queued_fill(p, id);
     if (!queued && !monarch_fill_of(p, id) && !monarch_has_order(p, id))

@@ -1,9 +1,9 @@
 /* The table of descriptors that programs have handed over. Each descriptor waits for an order to
- * fill its file. A descriptor is put here if the fill cannot be ordered when the descriptor
- * arrives: the daemon has not ordered it, and no grant allows it. Perhaps the daemon does not know
- * the file yet. When a thread later begins the order, it reads from the descriptor and need not
- * open the file at the source. Until then, the program can ask the daemon at any time to close the
- * descriptor. */
+ * fill its file. A descriptor is put here if no thread can begin the fill when the descriptor
+ * arrives. Usually the daemon has not ordered the fill, and no grant allows it. Perhaps the daemon
+ * does not know the file yet. When a thread later begins the order, it reads from the descriptor
+ * and need not open the file at the source. Until then, the program can ask the daemon at any time
+ * to close the descriptor. */
 #include "handover/kept.h"
 
 #include <linux/futex.h>

@@ -12,7 +12,7 @@ struct kept_table *monarch_new_kept(struct pool *p);
 int monarch_keep(struct kept_table *t, struct handed *h, int is_asked);
 
 /* Checks all descriptors in the table. Orders fills of their files, as far as the grant allows.
- * Gives up the descriptors that have waited too long for an order. */
+ * Has those descriptors closed that have waited too long for an order. */
 void monarch_look_at_kept(struct pool *p);
 /* Call this for each new order. Sets job->is_kept if the table contains a descriptor of the order's
  * file. */

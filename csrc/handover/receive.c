@@ -37,7 +37,7 @@
 /* While messages come often, the receiving thread polls: it checks for a message every POLL_NS. So
  * the sender of a message need not wake a thread, which would take several microseconds.
  * OFTEN_NS: messages come often if the last two came within this time.
- * POLLS: after this many checks without a message, the thread sleeps until a message wakes it.
+ * POLLS: after this many intervals without a message, the thread sleeps until a message wakes it.
  * STANDBY_NS: interval at which another thread checks whether it must receive instead (take_over).
  */
 #define OFTEN_NS 4000000

@@ -198,7 +198,7 @@ static int hash_bytes(stage_t *stage, const char *bytes, uint64_t n, uint64_t *s
  * fill has recorded its sum and digest, uses these values: with them, the receiver notices bytes
  * that have rotted since the fill. Otherwise computes both from the piece's bytes. bytes: the piece
  * in memory; NULL to read it from the file. Returns CUT if they cannot be computed; the caller must
- * then close the connection. */
+ * then close the connection. Returns UNKNOWN_FILE if the sum shows that a whole block is rotten. */
 static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, const char *bytes,
                                        uint64_t *sum, struct monarch_digest *digest) {
     uint64_t block = c->piece / c->file.block_bytes;
@@ -374,8 +374,8 @@ static io_state send_end(connection *c, stage_t *stage) {
 }
 
 /* Sets whether calls on the socket block. The socket itself must be changed, because sendfile has
- * no such flag. A blocking sendfile is the cheapest way to wait: it needs no second system call, no
- * high-resolution timer, and no second look-up of the pages that were not sent. */
+ * no flag for a single call. A blocking sendfile is the cheapest way to wait: it needs no second
+ * system call, no high-resolution timer, and no second look-up of the pages that were not sent. */
 static void set_blocking(connection *c, int blocks) {
     if (c->blocks == blocks)
         return;

@@ -36,8 +36,9 @@
  * each later wait have time limits of their own. LINK_NS plus any two of these limits is less than
  * 2 s, the longest that a reader should wait. */
 #define LINK_NS 50000000ULL
-/* A thread connects another link even before LINK_NS has passed if the waits of all threads for
- * links add up to this many times the duration of the last connect. */
+/* The waits of all threads for links are added up (waited_ns). If the sum reaches this many times
+ * the duration of the last connect, a thread connects another link even before LINK_NS has
+ * passed. */
 #define WAITS_PER_CONNECT 8
 /* If nodes are started together, all of them are serving after this time [ns]. */
 #define START_NS 10000000000ULL
@@ -480,8 +481,8 @@ int monarch_peer_ask(peer *p, struct monarch_peer_get *gets, uint64_t n, char *b
         bytes += gets[i].is_awaited ? 0 : gets[i].length;
     if (bytes < LARGE_BYTES)
         return ask(p, gets, n, 0, buffer, arrived, arg);
-    /* A request without a slot gets a link of its own, because two requests on one link wait for
-     * each other. */
+    /* A request without a slot does not share a link. So no other request must wait until its
+     * answer has arrived, nor must it wait for another answer. */
     int has_slot = acquire_slot(p);
     int r = ask(p, gets, n, has_slot && n == 1, buffer, arrived, arg);
     if (has_slot)

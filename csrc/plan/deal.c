@@ -1,7 +1,7 @@
 /* Deals the samples of an epoch, step by step: first to the nodes, and then to the ranks of each
  * node. As many samples as possible go to a node that holds them. A node has one place for each
- * sample that it can take. The program searches for augmenting paths, and so finds a maximum
- * matching between the samples and the places of the nodes that hold them. */
+ * sample that it can take. A search for augmenting paths finds a maximum matching between the
+ * samples and the places of the nodes that hold them. */
 #include "plan/plan.h"
 
 #include <stdlib.h>

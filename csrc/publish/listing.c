@@ -85,8 +85,8 @@ int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns, unsign
             continue;
         parent = parent_of(c, &table[id], parent);
         if (table[id].place == MONARCH_NO_PLACE) {
-            /* A client reported this file, and the scan did not find it in its directory. So the
-             * scan has not seen all of the directory's names. */
+            /* A client reported this file, and the scan has not found the same file in its
+             * directory. So the names that the scan has found are not the current ones. */
             if (parent >= 0)
                 table[parent].sum = 0;
             continue;

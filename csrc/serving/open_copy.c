@@ -123,8 +123,8 @@ static enum monarch_peer_status not_kept(const holdings *h,
 
 /* Makes this node keep the file, and records this for the daemon. Call this if a peer requests the
  * file because, according to the peer, this node owns the file. Returns whether this node now keeps
- * the file. The result is 0 if another node keeps the file because this node had no room for it, or
- * if the daemon has not read MONARCH_MOVED earlier records yet. */
+ * the file. The result is 0 in two cases: another node keeps the file because this node had no room
+ * for it, or MONARCH_MOVED records wait for the daemon already. */
 static int begin_to_keep(holdings *h, uint64_t id) {
     pthread_mutex_lock(&h->checking);
     unsigned home = monarch_home_here(h, id);

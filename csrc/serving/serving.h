@@ -51,9 +51,9 @@ void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_c
  * (monarch_holdings_moved). */
 void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,
                            const uint16_t *home);
-/* Reports the files that this node has begun to keep since the last call, because a peer has
- * requested them and they belong to this node according to the peer (perhaps because other nodes
- * had no room for them). Stores the numbers of their entries in `ids`, which has room for
+/* Reports the files that this node has begun to keep since the last call. It begins to keep a file
+ * if a peer requests the file and considers this node the file's owner, perhaps because other nodes
+ * had no room for the file. Stores the numbers of the files' entries in `ids`, which has room for
  * MONARCH_MOVED numbers, and returns how many there are. */
 uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
 /* A request for a file of which this node has no copy can wait until this node knows which files it
@@ -83,9 +83,9 @@ void monarch_holdings_sums(struct monarch_holdings *h, uint64_t copy, const uint
  * their files. */
 void monarch_holdings_answer(struct monarch_holdings *h);
 /* Reports the copies that were found rotten since the last call: their bytes have changed since
- * their fills. Stores the numbers of their entries in `ids`, and in `words` the words that these
- * entries had when the copies were opened (an entry's word may have changed since). Both arrays
- * have room for MONARCH_ROTTEN elements. Returns how many copies there are. */
+ * their fills. Stores the numbers of their entries in `ids`. Stores in `words` the words that these
+ * entries had when the copies were opened; an entry's word may have changed since. Both arrays have
+ * room for MONARCH_ROTTEN elements. Returns how many copies there are. */
 uint64_t monarch_holdings_rotten(struct monarch_holdings *h, uint64_t *ids, uint64_t *words);
 /* Closes all connections and joins the server's threads. */
 void monarch_holdings_stop(struct monarch_holdings *h, struct monarch_peer_server *s);

@@ -43,9 +43,9 @@ static inline void monarch_bell_ring(struct monarch_bell *b, int threads, uint32
     monarch_bell_wake(b, threads, who);
 }
 
-/* Rings a bell of the copying threads; a client calls this after it has made a demand. of: the
- * origin from which the demanded file is filled. MONARCH_ORIGINS: rings the bells of both
- * origins. */
+/* Rings the bell of the copying threads for a new demand. The server of peers calls this. (Clients
+ * use ring_engine in preload/fill/wait.c.) of: the origin from which the demanded file is filled.
+ * MONARCH_ORIGINS: rings the bells of both origins. */
 static inline void monarch_ring_for_demand(struct monarch_clients *m, enum monarch_origin of) {
     for (int origin = 0; origin < MONARCH_ORIGINS; origin++)
         if (of == MONARCH_ORIGINS || (int)of == origin)

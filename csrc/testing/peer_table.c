@@ -91,7 +91,8 @@ static uint64_t available(void *arg, void *file, uint64_t at) {
     (void)arg;
     uint64_t b = at / f->block_bytes;
     /* A block that has arrived is sent even if the file has been removed from the table since the
-     * peer's request. The descriptor is open until all connections have finished. */
+     * peer's request. The descriptor stays open until all connections that send the file have
+     * finished. */
     if (__atomic_load_n(&f->there[b], __ATOMIC_ACQUIRE))
         return (b + 1) * f->block_bytes;
     return __atomic_load_n(&f->is_withdrawn, __ATOMIC_ACQUIRE) ? MONARCH_PEER_NEVER : at;

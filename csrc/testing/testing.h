@@ -13,9 +13,9 @@ void monarch_fast_after(uint64_t n, const uint64_t *ns, uint8_t *is_fast);
 int monarch_want_file(struct monarch_clients *m, uint64_t id);
 /* Wakes a copying thread of each origin, like a client that waits for a part of a file. */
 void monarch_ring_engine(struct monarch_clients *m);
-/* Runs the engine's fair queue for `rounds` rounds, with `n` waiting readers. Each round serves one
- * reader. Reader i has the rank ranks[i] and the demand slot places[i]. It waits from round
- * since[i] on, and continues to wait after it was served. shares: the ranks' shares (struct
+/* Runs the engine's fair queue for `rounds` rounds, with `n` waiting readers. Each round serves at
+ * most one reader. Reader i has the rank ranks[i] and the demand slot places[i]. It waits from
+ * round since[i] on, and continues to wait after it was served. shares: the ranks' shares (struct
  * fair_queue). Sets served[r] to 1 + the number of the reader that round r serves, or to 0 if round
  * r serves no reader. */
 void monarch_serve_in_order(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,

@@ -16,8 +16,8 @@ from monarch_py.scan.walk import ALL_NAMES
 TURN_MS = 250
 # How long the loop sleeps [ms] after QUIET_TURNS iterations in which the doorbell did not ring. The
 # sleep is long, because an iteration after a sleep is expensive: the processor caches are cold. On
-# a node that only sent files to other nodes, sending the files took only five times as much
-# processor time as four iterations of the loop per second.
+# a node that only sent files to other nodes, four iterations per second used a fifth of the
+# processor time that sending the files used.
 QUIET_TURN_MS = 1000
 QUIET_TURNS = 8
 # How long the loop sleeps while anything is filled or checked [ms]. An iteration then has three
@@ -26,8 +26,8 @@ QUIET_TURNS = 8
 # counts and records the copies that the engine has published.
 BUSY_TURN_MS = 50
 # A small file in use is usually read and handed over by its program, and the engine fills it
-# without the loop. So if only files in use are being filled, at most FEW of them, and nothing else
-# is left to do, the loop sleeps as if no file was being filled.
+# without the loop. So up to FEW files in use that are being filled do not make the loop sleep for a
+# shorter time. If nothing else is left to do, it sleeps as if no file was being filled.
 FEW = 16
 # How long the loop sleeps [ms] while programs open files of a plan, or while the scan must soon
 # find more files that can be filled in advance. The time is short, so that the loop soon notices
@@ -204,8 +204,8 @@ class Pacing:
         return engine.rest(max(0.0, more_s))
 
     def wait(self, rung: int, wait_ms: int) -> int:
-        """Sleeps until the doorbell rings, but for at most wait_ms [ms]. Returns how often the
-        doorbell has rung by now.
+        """Sleeps until the doorbell has rung more often than `rung` times, but for at most wait_ms
+        [ms]. Returns how often the doorbell has rung by now.
 
         While the scan waits for a program's first open (`_awaits_open`), the sleep also ends when
         programs wait for the sources. If the first opens show that programs hardly wait for the

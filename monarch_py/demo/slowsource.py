@@ -89,7 +89,7 @@ class SlowSource:
         direct : the kernel caches no pages at all
         attr_timeout : how long the kernel caches names and attributes [s]
         link : a file, which is created if it is missing. Slow sources with the same file share one
-            rate limit, like clients behind one network link. The rate must be set for each of them
+            network link, like clients of one server. The rate must be set for each of them
         flush : each close of a file descriptor waits for the source, and is counted as an fsync
 
     process : the process that serves the mount; None outside the context

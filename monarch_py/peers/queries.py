@@ -1,4 +1,4 @@
-"""Asks the daemons of other nodes for their status. (Requests for files are sent by C code.)"""
+"""Asks other nodes for their status, and sends them this node's. (C code transfers files.)"""
 
 import hmac
 import logging

@@ -40,7 +40,7 @@ def connect_link(
     connect_s, first_byte_s, between_s : time limits for the connection and the handshake, for the
         first bytes of an answer, and for each further 256 KiB [s]
     """
-    # The limits are rounded to milliseconds. No limit must become 0, because to the kernel a
+    # The limits are rounded to milliseconds. A limit must never become 0, because to the kernel a
     # timeout of 0 means that there is no timeout.
     if min(connect_s, first_byte_s, between_s) < 0.001:
         raise ValueError("each time limit of a link must be at least 1 ms")

@@ -21,7 +21,7 @@ NO_LIMIT = 1 << 60
 # thousand portions a second. So `MemoryRoom` reuses the result of a call until copies have taken
 # LOOK_BYTES, or until the result has a certain age. This age is the available memory divided by
 # GROWTH [bytes/s], but at least LOOK_S and at most MOST_LOOK_S [s]. Programs take memory more
-# slowly than GROWTH, because a processor cannot touch new pages that fast.
+# slowly than GROWTH, because processors cannot touch new pages that fast.
 LOOK_S, MOST_LOOK_S, LOOK_BYTES, GROWTH = 0.05, 0.5, 64 << 20, 32 << 30
 
 
@@ -91,7 +91,7 @@ def _left_in(group: str, v2: bool) -> int | None:
     used = _number(f"{group}/{'memory.current' if v2 else 'memory.usage_in_bytes'}")
     if used is None:
         return None
-    # Pages of the inactive page cache are counted as available, because the kernel frees them on
+    # Inactive pages of the page cache are counted as available, because the kernel frees them on
     # demand.
     stats = _read(f"{group}/memory.stat")
     cache = _stat(stats, "inactive_file" if v2 else "total_inactive_file")

@@ -236,9 +236,8 @@ class Tier:
         of dtype LISTED, sorted by number. Files with other names were not made by Monarch.
 
         The field `is_sound` tells whether Monarch can have made the file: it is a regular file of
-            this user, with the mode of a copy and without a second hard link. Anything else must
-            not be opened, because a FIFO would block its reader, and a symbolic link leads
-            elsewhere.
+        this user, with the mode of a copy and without a second hard link. Anything else must not be
+        opened, because a FIFO would block its reader, and a symbolic link leads elsewhere.
         """
         # Use a generator. If a list of a million tuples were freed, Python would not return its
         # memory to the kernel.

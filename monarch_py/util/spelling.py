@@ -23,7 +23,7 @@ def nearest(written: str, known: Iterable[str]) -> str | None:
 
 
 def hint(written: str, known: Iterable[str], otherwise: str) -> str:
-    """Returns the hint for an unknown word: the word that was probably meant, or `otherwise` if no
-    known word is similar."""
+    """Returns the hint for an unknown word: the word that was probably meant (`nearest`), or
+    `otherwise` if there is no such word."""
     meant = nearest(written, known)
     return f"did you mean {meant!r}?" if meant else otherwise

@@ -3,7 +3,7 @@
 Each field of a subclass of Keys declares a key. The field's type determines how the value is
 parsed, and its bounds (`msgspec.Meta`). The field's default is used if the key is missing. A line
 ``name : meaning`` in the docstring of the class describes the key. Error messages, the JSON schema
-    and the reference in docs/ are generated from these declarations.
+and the reference in docs/ are generated from these declarations.
 """
 
 import re

@@ -246,8 +246,9 @@ void monarch_rights_may_differ(void) {
 }
 
 /* Returns whether the name `control` in the session's directory still leads to the segment of this
- * session. If it does not, another daemon has started. The name is checked at most once per tick of
- * the coarse clock. That is enough, because a new daemon needs more than one tick to start. */
+ * session. If it does not, another daemon has started, or the directory was removed. The name is
+ * checked at most once per tick of the coarse clock. That is enough, because a new daemon needs
+ * more than one tick to start. */
 static int is_linked_still(struct session *s) {
     uint64_t now = coarse_ns();
     if (__atomic_load_n(&s->linked_ns, __ATOMIC_RELAXED) == now)

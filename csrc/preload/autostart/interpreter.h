@@ -1,5 +1,5 @@
-/* Finds the Python interpreter for which this library was installed, and the directory of its
- * packages. */
+/* Finds the Python interpreter for which this library was installed, and where monarch_py is
+ * installed. */
 #pragma once
 
 #include "shared/path.h"

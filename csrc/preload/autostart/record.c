@@ -16,7 +16,7 @@
  *   file INODE SIZE MTIME PATH  a file that the configuration depends on; zeros: no such file
  *   value NAME=VALUE            an environment variable on which the configuration depends;
  *                               without '=': the variable was not set
- *   wish yes                    a daemon is to be started
+ *   wish yes                    a daemon is to be started; `wish no`: it is not
  *   source PATH                 a source, without links
  *   end                         the last line of a record */
 static const char first_line[] = "monarch autostart 1";

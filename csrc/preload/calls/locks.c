@@ -34,9 +34,9 @@ static int find_descriptor(int fd, int *on) {
     return 0;
 }
 
-/* Call this after a lock call. r: the result of the call. on: the descriptor on which the lock was
- * requested, in place of `fd`. If the lock was granted, makes later reads return what the previous
- * holder of the lock has written. */
+/* Call this after a lock call. r: the result of the call. on: the descriptor that find_descriptor
+ * has chosen for `fd`: a backing descriptor, or `fd` itself. If the lock was granted, makes later
+ * reads return what the previous holder of the lock has written. */
 static int granted(int r, int fd, int on) {
     int old_errno = errno;
     if (r == 0 && on != fd)

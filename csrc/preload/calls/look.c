@@ -11,9 +11,10 @@
 #include "shared/sys.h"
 
 /* Returns whether the access is certainly allowed. The mode bits of the file are not enough to
- * decide this, because the kernel applies further rules. The daemon runs as the same user. So the
- * access is certainly allowed if the kernel has allowed the daemon the same access: the daemon must
- * have read a file to copy it, and a directory to list it. */
+ * decide this, because the kernel applies further rules. But the access is certainly allowed if the
+ * kernel has already allowed it to a process of the same user. So a file may be read if it has a
+ * copy. A directory may be read if the catalog has its listing, and may be searched if this listing
+ * contains names. */
 static int is_allowed(const struct monarch_known *k, int mode) {
     const struct monarch_entry *e = k->entry;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);

@@ -85,7 +85,7 @@ static void *map_tracked(void *at, size_t n, int prot, int flags, int fd, off_t 
         return r;
     }
     errno = old_errno;
-    /* While map_copy has waited, another thread may have closed the descriptor, and its number may
+    /* While map_copy was waiting, another thread may have closed the descriptor, and its number may
      * now refer to another file. */
     int is_callers = monarch_is_callers(fd, &w);
     if (!is_callers)

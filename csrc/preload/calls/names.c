@@ -1,8 +1,9 @@
 /* Interposed calls that create, rename and remove names.
  *
- * Each call makes exactly the requested change, at the source. Usually before the call, the library
- * records that two files have changed: the file to which the name leads, and the directory that
- * contains the name. So after the call, no process reads an outdated copy or listing. */
+ * Each call makes exactly the requested change, at the source. The library records that the file to
+ * which the name leads has changed, and that the directory that contains the name has changed.
+ * Usually, it does so before the call. So after the call, no process reads an outdated copy or
+ * listing. */
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>

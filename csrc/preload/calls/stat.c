@@ -85,8 +85,8 @@ __attribute__((noinline)) static void refresh(const struct session *s,
     }
 }
 
-/* If `st` describes a copy, replaces the attributes in `st` by those that the source's file had
- * when the program opened it, and returns the file's entry. Otherwise returns NULL. */
+/* If `st` describes a copy, replaces the attributes in `st` by those of the source's file, in the
+ * version that the program opened, and returns the file's entry. Otherwise returns NULL. */
 static const struct monarch_entry *correct(struct stat *st) {
     struct session *s;
     const struct monarch_catalog *c;

@@ -1,5 +1,5 @@
-/* Interposes inotify_add_watch. All programs read a watched file from the source, never from its
- * copy.
+/* Interposes inotify_add_watch, so that a file watched for opens or reads is always read from the
+ * source.
  *
  * If a program read the copy, inotify would not report the read to the program that watches the
  * file. */

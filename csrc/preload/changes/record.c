@@ -218,10 +218,10 @@ int monarch_changed_file(int dir, const char *path, int follow) {
            mark(s, &st, 0);
 }
 
-/* Stores in *st the attributes of the file that is at the path now, if there is one. If the catalog
- * has another file at this path, marks the catalog's file as changed (mark_known). Returns 1 if
- * there is a daemon to which changes must be reported, and *st is valid. In this case, the caller
- * can mark the file that *st describes. */
+/* Stores in *st the attributes of the file that is at the path now, if there is one. If the
+ * catalog's file is no longer at this path, marks the catalog's file as changed (mark_known).
+ * Returns 1 if there is a daemon to which changes must be reported, and *st is valid. In this case,
+ * the caller can mark the file that *st describes. */
 static int mark_known_at(struct session **s, struct stat *st, int dir, const char *path, int follow,
                          char *buffer) {
     if (!is_heard(s))

@@ -67,7 +67,8 @@ void monarch_track_again(int fd, int fresh); /* tracks a duplicate of `fd` */
  * necessary. If a promotion of the descriptor has begun, first waits for its end. */
 void monarch_track_flag_slow(int fd, uint64_t flag);
 /* Replaces the descriptor's word by `to` if the word still equals `seen` and is not pinned. Returns
- * whether the word was replaced. Only the thread that has pinned a word may change it. */
+ * whether the word was replaced. A pinned word is not replaced, because only the thread that has
+ * pinned it may unpin it, and expects to find it unchanged. */
 int monarch_track_change(int fd, uint64_t seen, uint64_t to);
 static inline void monarch_track_flag(int fd, uint64_t flag) {
     uint64_t w = monarch_tracked(fd);
@@ -86,8 +87,8 @@ int monarch_track_pin(int fd, uint64_t expected, struct monarch_pin *pin);
 void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word);
 
 /* Calls lseek(fd, by, SEEK_CUR) if `fd` still refers to the open file that the word `tracked`
- * describes. If other threads are reading from that open file, this call waits for their reads.
- * Meanwhile, another thread can close or replace the descriptor when the lseek is inside the
+ * describes. If other threads are reading from that open file, this call waits for their reads. A
+ * thread that is about to close or replace the descriptor waits only until the lseek is inside the
  * kernel. Returns the new offset, or -1 if the offset was not moved, usually because the descriptor
  * refers to another open file by now. */
 long monarch_track_seek(int fd, uint64_t tracked, long by);

@@ -16,8 +16,9 @@
 /* Returns whether programs may read the file directly. A direct read goes to the source, and the
  * daemon later makes the copy from the pages that the read has left in the page cache. The result
  * is 0 in any of these cases: the file is empty or too large; its source is fast (monarch_is_fast);
- * the kernel does not cache the source's pages; a program may have a lock on the file; or several
- * nodes share the files, and this node is not the one that must read this file from the source. */
+ * the kernel does not cache the source's pages; this process may have a lock on the file; or
+ * several nodes share the files, and the daemon has not decided that this node is the one that must
+ * read this file from the source. */
 int monarch_may_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id);
 /* Returns whether a program that opens the file now should read the file directly. All of this must
  * be true: the file may be read directly (monarch_may_read_direct); it has no copy; no thread of

@@ -1,9 +1,9 @@
-/* Counts how much this process reads of files without copies, and how long the sources need for
- * that.
+/* Counts how much this process reads of files without copies, and measures how long the sources
+ * take.
  *
- * A file is counted if it had no copy when it was opened. From the counts, the daemon learns which
- * files were read to their end. It then fills other files of the same directories in advance. If a
- * count is lost, these other files are filled later. */
+ * The reads of a file are counted if it had no copy when it was opened. From the counts, the daemon
+ * learns which files were read to their end. It then fills other files of the same directories in
+ * advance. If a count is lost, these other files are filled later. */
 #pragma once
 
 #include <stdio.h>

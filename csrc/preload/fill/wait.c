@@ -58,7 +58,7 @@
 #define WHOLE_BYTES (64ULL << 20)
 #endif
 /* After all bytes of a copy are filled, a caller waits at most this long [ns] until the daemon
- * publishes the copy. The time that has already passed of WHOLE_NS counts too. */
+ * publishes the copy. This wait is part of WHOLE_NS: it also ends when WHOLE_NS is over. */
 #define WORD_NS 200000000ULL
 
 /* The debts. Each debt is stored as the time of CLOCK_MONOTONIC at which it will have shrunk to 0.

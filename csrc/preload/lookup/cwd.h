@@ -1,4 +1,4 @@
-/* Tracks whether the working directory is far from all sources, so that relative paths need no
+/* Tracks whether the working directory is far from all sources: then most relative paths need no
  * look-up. */
 #pragma once
 

@@ -110,8 +110,8 @@ static uint64_t inherit(const char *path, size_t directory) {
 
 /* Returns the first of these entries that the table contains, or 0 if it contains none of them:
  * first, the entry of the path itself, if the path is a link to a directory of a source; second,
- * the entry of the path's directory; third, the entry of a directory above. word: the second of
- * these entries, which the caller has already looked up, or 0. */
+ * the entry of the path's directory; third, the entry of a directory above that leads into a
+ * source. word: the second of these entries, which the caller has already looked up, or 0. */
 __attribute__((noinline)) static uint64_t look_around(const char *path, size_t n, size_t directory,
                                                       uint64_t word) {
     uint64_t own = find(key_of(path, n));
@@ -289,7 +289,7 @@ int monarch_learn_open(struct session *s, const char *path, int fd) {
 /* Returns whether the library should find out where the first `n` bytes of `path` lead. The result
  * is 0 in three cases. First, the table has an entry for these bytes, and the entry need not be
  * checked again. Second, the path begins with the name of a source. Third, the path is relative,
- * and the working directory is not far from all sources. */
+ * and may lead into a source even without a link (monarch_is_far). */
 static int is_new(const struct session *s, const char *path, size_t n) {
     const char *rel;
     uint64_t word = find(key_of(path, n));

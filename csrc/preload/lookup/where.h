@@ -49,8 +49,8 @@ struct monarch_aim {
      * such a path leads to the link itself, which is outside all sources. */
     int is_alias;
     int64_t likely; /* the result of monarch_guess, or -1 */
-    /* Number of the source to which the path leads. -1: unknown until monarch_locate_place has
-     * resolved the path. */
+    /* Number of the source to which the path leads. -1: unknown, because monarch_locate_place must
+     * first resolve the path. */
     int source;
 };
 /* The first step of a look-up. Returns 0 if neither the path's text nor a hint leads into a source,

@@ -57,7 +57,7 @@ static int is_ours(int backing) {
 static int close_on_exec(int fd) { return sys_fcntl(fd, F_GETFD, 0) & FD_CLOEXEC; }
 
 /* Makes a duplicate of the descriptor `of`, with a high number. Returns -1 if no number is free, or
- * if all free numbers are too high for the table. */
+ * if the duplicate's number would be too high for the table. */
 static int high_duplicate(int of, int cloexec) {
     int command = cloexec ? F_DUPFD_CLOEXEC : F_DUPFD;
     int high = sys_fcntl(of, command, FIRST_NUMBER);

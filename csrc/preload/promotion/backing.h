@@ -28,8 +28,8 @@ void monarch_backing_compare(int fd);
  * thread, replaces the descriptor's duplicates too. fcntl calls this function for F_SETLEASE,
  * F_SETSIG, F_SETOWN and F_SETOWN_EX. For these commands, a backing descriptor is not enough: the
  * settings last after the call, and the kernel later sends a signal with the number of the
- * descriptor, which must be the program's own. Returns 0 if the source's file cannot be opened, for
- * example because no descriptor number is free. */
+ * descriptor, which must be the program's own. Returns 0 if the result of monarch_backing_fd is -2,
+ * for example because no descriptor number is free. */
 int monarch_become_source(int fd);
 
 /* Records that the program has requested POSIX locks on a backing descriptor. From now on, the

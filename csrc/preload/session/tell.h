@@ -1,4 +1,4 @@
-/* Reports changed files to the daemon if the process has no address space to map the segments.
+/* Reports changed files to the daemon if the process lacks the address space to map the segments.
  *
  * Such a process has reached RLIMIT_AS or vm.max_map_count. It appends a record of each change to
  * the session's file `changes`. The daemon reads these records, and adds the changed files to the
@@ -7,8 +7,8 @@
 
 #include <sys/stat.h>
 
-/* Returns 1 if this process has last found a daemon, but had not enough address space to map the
- * session's segments. Otherwise returns 0. */
+/* Returns 1 if this process has found a daemon at its last search, but lacked the address space to
+ * map the session's segments. Otherwise returns 0. */
 int monarch_lacks_room(void);
 
 /* Tells the daemon that a file has changed or, with is_tree = 1, that a directory and everything

@@ -1,4 +1,4 @@
-"""Adapts the number of concurrent fills to the sources' throughput and how long programs wait."""
+"""Adapts the number of concurrent fills to the sources' throughput and to programs' waits."""
 
 import math
 from collections import deque
@@ -23,7 +23,7 @@ GAIN, LOSS = 1.10, 0.95
 #   - Each time that a larger width fails, the hold is doubled, up to HOLD.
 #   - A larger width that succeeds resets the hold to FIRST_HOLD.
 HOLD, FIRST_HOLD = 40, 4
-# After the width was decreased because programs wait, it stays unchanged for this many windows. By
+# After the width was decreased because programs wait, no trial begins for this many windows. By
 # then, the cause of the wait may be gone.
 BACK_HOLD = 10
 # `_Rate.growth_over` compares the rates of two windows, in bytes and in files per second.
@@ -53,8 +53,8 @@ class Counted:
 
     n_bytes, files : the number of bytes that fills have read from the sources, and the number of
         files that fills have read completely
-    opens, open_s : the number of files that programs themselves have opened at the sources, and the
-        total duration of these opens [s]
+    opens, open_s : how often programs themselves have opened files at the sources, and the total
+        duration of these opens [s]
     """
 
     n_bytes: int = 0
@@ -138,9 +138,9 @@ class ReadsInFlight:
     many concurrent reads. At a source that is limited by its bandwidth, additional reads only delay
     each other. So the width is doubled until a doubling no longer raises the throughput by the
     factor GAIN. From time to time a smaller or a larger width is tried, because the load on a
-    shared source changes. Small files are
-    judged by files per second, because the time that a source needs for a small file hardly depends
-    on the file's size. Large files are judged by bytes per second.
+    shared source changes. Small files are judged by files per second, because the time that a
+    source needs for a small file hardly depends on the file's size. Large files are judged by bytes
+    per second.
 
     least, most : bounds of the width, both included
     """

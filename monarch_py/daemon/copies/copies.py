@@ -36,9 +36,10 @@ class Copies:
         self.scanner, self.engine = scanner, engine
         self.shared, self.tiers, self.keepers = scanner.shared, scanner.tiers, scanner.keepers
         self.block_size_bytes = scanner.config.block_size_bytes
-        # The published copies that are not in their tier's manifest yet. Each of them is recorded
-        # only after a second read of the source has returned the same content. Maps the file's
-        # catalog entry to (time of the second read, tier, row for the manifest).
+        # The published copies that must still be compared with a second read of the source. If the
+        # source returns the same content, the copy is recorded in its tier's manifest, if the tier
+        # has one. Maps the file's catalog entry to (time of the second read [s], tier, row for the
+        # manifest). During the read, the time is infinite.
         self._young: dict[int, tuple[float, int, Row]] = {}
         # Files that changed during a fill. The next copy of such a file is compared with a second
         # read of the source.
@@ -57,7 +58,7 @@ class Copies:
 
     @property
     def unsettled(self) -> int:
-        """The number of published copies that are not recorded in a manifest yet."""
+        """The number of published copies that must still be compared with the source."""
         return len(self._young)
 
     @property
@@ -255,7 +256,7 @@ class Copies:
         tiers, numbers = word.tier(words), word.copy(words)
         # An entry's word contains the state, and the tier and number of the copy. The tier and
         # number stay there until the copy's file is removed. Until then, they identify open
-        # descriptors of the copy, and prevent that a new copy is made.
+        # descriptors of the copy, and no new copy is made.
         catalog.set_words(ids, word.make(state, reason, tiers, numbers))
         for entry in ids.tolist() if self._young else ():
             self._young.pop(entry, None)

@@ -28,8 +28,8 @@ from monarch_py.policies.placement import NOWHERE
 # The search for copies to evict runs at most once every LOOK_S [s], and takes at most the share
 # SHARE of the loop's time.
 LOOK_S, SHARE = 0.1, 0.05
-# Eviction assigns further files to a tier only while the files that are assigned to the tier, and
-# whose fills have not begun, have at most MOST_BYTES [bytes] together. A single file may be larger.
+# Limit on the total size [bytes] of the files that are assigned to a tier and whose fills have not
+# begun. Eviction assigns no further files beyond this limit. A single file may be larger.
 MOST_BYTES = 64 << 20
 # One search makes room for at most MOST_FILES files in a tier. To make room for n files, it
 # examines TIMES * n of the tier's copies: those whose next use is farthest in the future.

@@ -154,7 +154,8 @@ class DirectoryPrefetch:
 
     @property
     def is_awake(self) -> bool:
-        """Whether the loop should iterate often, because the limit on unused files is reached. More
+        """Whether the loop should iterate often. Files wait to be prefetched, because the limit on
+        unused files is reached, or because no processor is idle for fetches from other nodes. More
         files can be prefetched as soon as programs open prefetched copies, but these opens do not
         wake the loop."""
         return self._is_waiting and time.monotonic() - self._opened_at < AWAKE_S

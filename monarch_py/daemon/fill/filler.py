@@ -189,8 +189,8 @@ class Filler:
                 room -= self._order_fills(ids, in_use=True)
         room = ORDERS - self.engine.pending(in_use=False)
         room -= self.checks.order(room)
-        # While files wait for room, for file descriptors, or to be looked up at the source, no fill
-        # is ordered in advance, because it might have to wait for the same reason.
+        # Files may wait for room, for file descriptors, or to be looked up at the source. Meanwhile
+        # no fill is ordered in advance, because it might have to wait for the same reason.
         is_short = self.requests.has_put_off or self.failed.holds_up
         may_more = room > 0 and not is_short and len(self.requests.ahead) > 0
         return may_more and self._order_ahead(room)
@@ -499,7 +499,7 @@ class Filler:
 
     def _try_refused(self) -> None:
         """Retries files for which there was no room while fills were running. There may be room
-        now, for two reasons: the room of a running fill is counted twice (as reserved and as used
+        now, for two reasons: while a fill runs, its room is counted twice (as reserved and as used
         on the disk), and failed fills have freed their room. Files that fit now become WANTED."""
         catalog, ids = self.shared.catalog, np.unique(np.concatenate(self._refused))
         self._refused = []

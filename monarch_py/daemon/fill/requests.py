@@ -170,8 +170,8 @@ class FillRequests:
     def take_back(self, ticket: str) -> tuple[int, Ids]:
         """Cancels the fills that a command has requested, except fills of files that a program or
         another command wants too. Returns how many queued fills were cancelled. Also returns the
-        files whose fill the engine has received already, (n,). The caller must tell the engine to
-        cancel these fills."""
+        files whose fill was already ordered from the engine, (n,). The caller must tell the engine
+        to cancel these fills."""
         catalog, ids = self.shared.catalog, np.unique(self.ahead.take_back(ticket))
         kept = np.zeros(len(catalog), dtype=bool)
         for wanted in (*self._all_in_use(), *self.ahead.meant()):

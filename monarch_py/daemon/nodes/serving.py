@@ -86,7 +86,7 @@ class ReplicaServer(PeerServer):
     def moved_here(self) -> Ids:
         """Returns the files whose owner this node has become since the last call, (n,). This
         happens, for example, if the earlier owner has passed a file on to this node for lack of
-        room. This node learns of it when a peer requests the file from it as from the owner."""
+        room. This node learns of it when a peer that regards it as the owner requests the file."""
         ids = np.zeros(lib.MONARCH_MOVED, dtype=np.uint64)
         count = lib.monarch_holdings_moved(self._c, pointer(ids))
         return ids[:count]

@@ -267,8 +267,8 @@ class Scanner:
 
     def allow(self, wanted: int, more_others: int) -> None:
         """Sets how many names the scan may examine, with the arguments of `Walk.allow`. There is an
-        exception, because sources are scanned one after the other. If programs read a source that
-        still waits for its scan, but do not read the source that is being scanned, the present scan
+        exception, because sources are scanned one after the other. Programs may read a source that
+        still waits for its scan, but not the source that is being scanned. The present scan then
         gets no limit, so that it ends soon."""
         current = self._current
         is_in_the_way = (
@@ -493,7 +493,7 @@ class Scanner:
 
     def meet_read(self, source: Source, entries: Array, pool: Any, renames: int) -> Ids:
         """Processes files that programs have read. Adds those that are not in the catalog yet, in
-        the same way as `_insert`. Returns the entries of all these files.
+        the same way as `_insert`. Returns the entries of those files that are in the catalog now.
 
         pool : the C array that contains the paths of the files
         """

@@ -146,9 +146,9 @@ def _locked(path: Path) -> Iterator[int]:
                 yield fd
                 return
         finally:
-            # Unlock explicitly. A child that was forked while this process had the lock shares the
-            # lock through its copy of the descriptor, so closing the descriptor here would not
-            # release the lock.
+            # Unlock explicitly, because closing the descriptor may not release the lock. A child
+            # that was forked while this process had the lock shares it through a copy of the
+            # descriptor.
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
@@ -194,8 +194,7 @@ def _take_off(path: Path, line: str) -> None:
 
 
 def _remove_abandoned(directory: Path) -> None:
-    """Removes each list of processes on which no process runs any longer, because all were
-    killed."""
+    """Removes each list whose processes have all ended. Such a list is left if they were killed."""
     for path in directory.iterdir():
         with suppress(OSError), open(path, "r+b", buffering=0) as file:
             if _try_lock(file.fileno()) and not _alive(file.fileno()) and _is_named(file, path):

@@ -43,9 +43,9 @@ class Extents:
 class Joined:
     """The reads that together cover a set of extents.
 
-    A read goes straight into the caller's buffer if its extents are contiguous in that buffer, in
-    the same order as in the file. Otherwise the read goes into a scratch buffer, and its extents
-    are copied from there.
+    A read goes straight into the caller's buffer if its extents follow each other without gaps, in
+    the same order, both in the file and in that buffer. Otherwise the read goes into a scratch
+    buffer, and its extents are copied from there.
 
     reads : the reads; `start` is a place in the caller's buffer or in the scratch buffer
     in_scratch : (reads,) bool, whether the read goes into the scratch buffer

@@ -1,6 +1,6 @@
 """Detects loaders that must not use a batch sampler of Monarch. There are three kinds: loaders that
 divide the samples among the ranks a second time, loaders that deliver batches out of order, and
-loaders with a dataset whose number of samples is not the batch sampler's.
+loaders whose dataset has more or fewer samples than the batch sampler.
 
 A batch sampler is not told which loader uses it. But the loader calls the sampler's `__iter__` or
 `__len__`, so this module looks for the loader among the local variables of the calling function.

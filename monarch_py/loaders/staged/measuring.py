@@ -26,10 +26,10 @@ from monarch_py.loaders.staged.work import Failure, Work
 # The numbers of workers that are measured, in this order. Measuring ends early if more workers do
 # not help. For numbers in between, the model interpolates.
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-# Measuring ends when the speed is less than this factor above the speed of two steps before in
-# COUNTS. At least four numbers of workers are measured, because the model has two straight lines,
-# and each line needs two points. If all samples are of one size class, measuring also ends when
-# batches are read more than twice as fast as the training uses them.
+# Measuring ends when the speed is less than GAIN times the speed that was measured two steps
+# earlier in COUNTS. At least four numbers of workers are measured, because the model has two
+# straight lines, and each line needs two points. If all samples are of one size class, measuring
+# also ends when batches are read more than twice as fast as the training uses them.
 GAIN = 1.03
 # LEAST_BATCHES: the least number of batches per worker in a measurement.
 # FIRST_BATCHES: the number of batches per worker that are read before the measurement, to warm up.

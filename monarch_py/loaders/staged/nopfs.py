@@ -8,8 +8,9 @@
         for images, labels in NoPFSDataLoader(dataset):
             ...
 
-The seed determines in advance which samples each rank will read, and when. From this, NoPFS decides
-which node keeps which samples. In Monarch, the daemons or LocalFirstSampler decide this.
+The seed determines in advance which samples each rank will read, and in which order. From this,
+NoPFS decides which node keeps which samples. In Monarch, the daemons or LocalFirstSampler decide
+this.
 """
 
 import io
