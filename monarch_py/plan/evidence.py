@@ -108,29 +108,38 @@ def by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
 
 
 def locate(run: Run, evidence: Units) -> tuple[float, int]:
-    """Finds the range of places in a run in which the node probably is: the range that contains the
-    most of the units that the node opened last. All ranges that are compared have the same length:
-    the run's window, plus UNSEEN places for each of these units.
+    """Finds the range of places in a run in which the node probably is: the range that contains so
+    many of the units that the node opened last that chance explains it least. The longest ranges
+    that are compared have the run's window, plus UNSEEN places for each of these units. The window
+    is often too long, because it assumes many workers if the plan does not name their number. If
+    the epochs are short, the window may even be the whole run. So shorter ranges are compared too.
 
     evidence : (n,) the units that the node opened last
 
-    Returns the share of `evidence` that is in this range, and the place at which the range begins.
-    If the share is below FOUND, or if it can be explained by chance, the returned share is 0.
+    Returns a score, and the place at which the range begins. The score is the negative logarithm of
+    the probability that random accesses lie as close together. It is 0 if the range contains less
+    than the share FOUND of `evidence`, or if the score is below UNLIKELY.
     """
     places = np.sort(run.place[evidence])
     places = places[places != NONE]
-    if not len(places):
-        return 0.0, 0
-    width = run.window + UNSEEN * len(evidence)
-    inside = np.searchsorted(places, places + width) - np.arange(len(places))
-    best = int(inside.argmax())
-    share = float(inside[best]) / len(evidence)
-    # The probability that a random unit of the plan lies in a given range of `width` places. The
-    # unit is drawn from all units of the plan, not only from those in `run`: if the node has
-    # another seed or is in another epoch, it also uses units that are not in `run`.
-    by_chance = min(width, len(run)) / len(run.place)
-    is_it = share >= FOUND and len(evidence) * _divergence(share, by_chance) >= UNLIKELY
-    return (share if is_it else 0.0), int(places[best])
+    best, place = 0.0, int(places[0]) if len(places) else 0
+    width, tried = run.window + UNSEEN * len(evidence), 0
+    while len(places) >= FOUND * len(evidence) > 0 and width >= len(evidence):
+        inside = np.searchsorted(places, places + width) - np.arange(len(places))
+        at = int(inside.argmax())
+        share = float(inside[at]) / len(evidence)
+        # The probability that a random unit of the plan lies in a given range of `width` places.
+        # The unit is drawn from all units of the plan, not only from those in `run`: if the node
+        # has another seed or is in another epoch, it also uses units that are not in `run`.
+        by_chance = min(width, len(run)) / len(run.place)
+        # Each halving doubles the number of ranges, and adds one more length of ranges. With the
+        # factor 4, all shorter ranges together increase the probability of a false result by less
+        # than the longest ranges have.
+        score = len(evidence) * _divergence(share, by_chance) - tried * math.log(4)
+        if share >= FOUND and score >= max(UNLIKELY, best):
+            best, place = score, int(places[at])
+        width, tried = width / 2, tried + 1
+    return best, place
 
 
 def _divergence(share: float, chance: float) -> float:

@@ -27,6 +27,10 @@ PLAIN_SPLITS = ("strided", "slices", "chunks", "replicated")
 HELD_SPLITS = ("local_first", "solar")
 SPLITS = (*PLAIN_SPLITS, "groups", *HELD_SPLITS)
 
+# How many batches a rank's workers are assumed to prepare ahead if their number is unknown: as many
+# as eight workers prepare if each prepares four.
+USUAL_AHEAD = 32
+
 # The least values of a Loader's fields.
 LEAST = {
     "world_size": 1,
@@ -48,7 +52,7 @@ class Loader:
     drop_last : whether a rank's last batch is dropped if it is not full
     split : one of SPLITS
     workers, prefetch_factor : the DataLoader's arguments; worker w makes the batches w, w +
-        workers, ...
+        workers, ... If `workers` is None, the number is unknown
     nodes, quota : for HELD_SPLITS: the number of nodes, and how much each node holds [bytes]
     cap : for `solar`: the largest number of samples of a rank in a step, as a multiple of
         `batch_size`
@@ -62,7 +66,7 @@ class Loader:
     batch_size: int
     drop_last: bool = False
     split: str = "strided"
-    workers: int = 0
+    workers: int | None = None
     prefetch_factor: int = 2
     nodes: int = 1
     quota: int = 0
@@ -72,7 +76,7 @@ class Loader:
 
     def __post_init__(self) -> None:
         for key, least in LEAST.items():
-            if (value := getattr(self, key)) < least:
+            if (value := getattr(self, key)) is not None and value < least:
                 raise ConfigError(
                     f"{key}: {value} is out of range; write a whole number, {least} or more"
                 )
@@ -146,8 +150,8 @@ class Loader:
     @property
     def ahead(self) -> int:
         """How many batches the workers of a rank may prepare ahead, in addition to the batch that
-        the training needs next."""
-        return self.workers * self.prefetch_factor
+        the training needs next. USUAL_AHEAD if the number of workers is unknown."""
+        return USUAL_AHEAD if self.workers is None else self.workers * self.prefetch_factor
 
     def rows(self, order: Order) -> Order:
         """Distributes an epoch's order over the ranks. Returns the samples of all ranks,

@@ -19,8 +19,8 @@ from monarch_py.plan.samplers import SAMPLERS, check_choice
 from monarch_py.plan.timeline import Part, Timeline
 
 # Every plan's file contains this text. It identifies the file as a plan, and gives the version of
-# the format.
-FORMAT = "monarch plan 1"
+# the format. In files with OLD_FORMAT, an unknown number of workers is 0 instead of null.
+FORMAT, OLD_FORMAT = "monarch plan 2", "monarch plan 1"
 
 # Fields of a Plan that its file stores as integers, under the fields' names.
 NUMBERS = ("epochs", "nodes", "range_bytes")
@@ -141,8 +141,11 @@ class Plan:
         text = json.loads(arrays["plan"].tobytes())
         if not isinstance(text, dict):
             raise ValueError("its description is not a mapping")
-        if text.get("format") != FORMAT:
+        if text.get("format") not in (FORMAT, OLD_FORMAT):
             raise ValueError(f"its format is {text.get('format')!r}")
+        if text["format"] == OLD_FORMAT:
+            for each in text["parts"]:
+                each["loader"]["workers"] = each["loader"]["workers"] or None
         datasets = tuple(
             Index.from_arrays(_below(f"dataset{number}.", arrays))
             for number in range(len(text["digests"]))

@@ -180,6 +180,13 @@ class PositionEstimator:
         self._verdicts: deque[Verdict] = deque()
         self.weighed = 0
 
+    def begin_job(self) -> None:
+        """Notes that a new job begins. Keeps the position, but drops all evidence of accesses of
+        the earlier job: whether they fitted, and which files may be opened again."""
+        self._before = None
+        self._verdicts.clear()
+        self.weighed = 0
+
     @property
     def run(self) -> Run:
         return self._now.run
@@ -333,6 +340,12 @@ class PositionEstimator:
         """Whether a node follows the plan again after its position was lost. Also True if there is
         no evidence."""
         return all(last.explained >= FOUND_AGAIN for last in self._evidence(JUDGED))
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the last accesses show that the position is right. Unlike `is_found`, False if
+        there is no evidence."""
+        return bool(self._evidence(JUDGED)) and self.is_found
 
     @property
     def is_wrong(self) -> bool:

@@ -145,7 +145,7 @@ class PartKeys(Keys):
     batch_size : how many samples a rank takes in one step
     drop_last : whether a rank's last batch is left out if it is not full
     split : how the order is distributed over the ranks
-    workers : how many DataLoader workers a rank has
+    workers : how many DataLoader workers a rank has; 0 if the training process reads the files
     prefetch_factor : how many batches each worker prepares ahead
     every : 1 if the loop runs in every epoch, 2 if it runs in every second epoch, and so on
     quota : how much each node holds, for the splits `local_first` and `solar`
@@ -160,7 +160,7 @@ class PartKeys(Keys):
     batch_size: Samples
     drop_last: bool = False
     split: Annotated[str, choice(*SPLITS)] = "strided"
-    workers: Annotated[int, Meta(ge=0)] = 0
+    workers: Annotated[int | None, Meta(ge=0), Key(default="unknown")] = None
     prefetch_factor: Number = 2
     every: Annotated[int, Meta(ge=1, title="epochs")] = 1
     quota: Annotated[Size | None, Key(default="none")] = None

@@ -19,12 +19,10 @@ from monarch_py.plan.samplers import NONE, GroupShuffle, Order
 MAX_NODES = 1 << 16
 # The largest number of epochs. `Timeline.layout` takes about 140 bytes and 1 microsecond per epoch.
 MAX_EPOCHS = 1_000_000
-# USUAL_AHEAD: how many batches a DataLoader's workers are assumed to have in flight if the plan
-# names no workers. That many are in flight if eight workers have four batches each.
 # SLACK: the factor by which a run's window is enlarged, because some accesses are never seen.
 # AMPLE_SHARE: the enlarged window is at most 1 / AMPLE_SHARE of the run, because in a larger window
 # accesses would fit the plan in any order.
-USUAL_AHEAD, SLACK, AMPLE_SHARE = 32, 2, 4
+SLACK, AMPLE_SHARE = 2, 4
 # A GroupLoader reads this many groups ahead, one into each of its buffers.
 AHEAD_GROUPS = 2
 # plan/position.py estimates a node's position (the front) from the places (`Run.place`) of the last
@@ -143,7 +141,7 @@ class Run:
         # `steps` is the number of steps by which an access may come early: one for each batch that
         # the workers have in flight (`ahead`), and one for the batch that the training waits for.
         loader = section.part.loader
-        steps = (loader.ahead if loader.workers else USUAL_AHEAD) + 1
+        steps = loader.ahead + 1
         # `early` is a number of accesses. The code below converts it to a number of indices in
         # `order`. That number may be smaller, because a unit that is used several times occurs only
         # once in `order`.

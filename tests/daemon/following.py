@@ -34,7 +34,7 @@ def plan_of(
     seed: int = 11,
     ranks: int = 1,
     batch: int = 8,
-    workers: int = 2,
+    workers: int | None = 2,
     prefetch_factor: int = 2,
     nodes: int = 1,
     names: list[str] | None = None,

@@ -63,6 +63,25 @@ def test_eight_workers_out_of_order_are_followed(site: Site, in_order: bool, tor
     assert "not followed" not in session.log.read_text()
 
 
+@pytest.mark.parametrize("is_announced", [True, False])
+def test_the_next_job_of_a_plan_with_short_epochs_is_found(site: Site, is_announced: bool) -> None:
+    """The plan does not contain the number of workers, and its epochs have 30 batches. A job reads
+    the whole plan. The next job begins with the first epoch again. The daemon learns of the next
+    job from `monarch run`. Without this command, the daemon notices that all processes of the first
+    job have ended, and that files are opened again."""
+    session = site.session(site.plan(batch=20, workers=None, epochs=2))
+    wait_followed(session)
+    train(session, site.root, batch=20, epochs=2, compute_s=0.03)
+    wait_until(lambda: plans(session)[0]["position"] >= 1.9 * MANY, what="the end of the plan")
+    if is_announced:
+        assert session.monarch("run", "--", "true").returncode == 0
+        wait_until(lambda: plans(session)[0]["position"] == 0, what="the plan's beginning")
+    train(session, site.root, batch=20, epochs=1, compute_s=0.15)
+    (plan,) = plans(session)
+    assert plan["state"] == "following"
+    assert 0.8 * MANY <= plan["position"] <= 1.1 * MANY
+
+
 # This test runs only with --long, because test_tracker.py and nodes/test_planned_failures.py cover
 # this case in every run.
 @pytest.mark.long

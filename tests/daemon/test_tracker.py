@@ -87,7 +87,7 @@ MANAGER = Manager()
 
 
 def training(
-    files: int, seed: int = 5, *, ranks: int = 1, workers: int = 8, batch: int = BATCH
+    files: int, seed: int = 5, *, ranks: int = 1, workers: int | None = 8, batch: int = BATCH
 ) -> PlanPart:
     loader = Loader(
         DistributedSampler(files, ranks, seed), ranks, batch, workers=workers, prefetch_factor=4
@@ -227,6 +227,59 @@ def test_a_job_that_goes_on_shortly_before_an_epochs_end_is_found(left: int, see
             opens([tracker], turn)
             assert tracker.state != "dropped"
     assert (tracker.state, tracker.number) == ("following", 3)
+
+
+@pytest.mark.parametrize("seed", seeds(6, few=2))
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize(
+    "size", cases([(30, 1), (30, 2), (60, 4), (75, 8), (200, 8)], short=[(30, 2)])
+)
+@pytest.mark.parametrize("epochs", [1, 2, 4])
+def test_the_next_job_is_found_from_its_beginning(
+    epochs: int, size: tuple[int, int], is_known: bool, seed: int
+) -> None:
+    """A job reads the first `epochs` of the plan's four epochs. The next job begins with the first
+    epoch again. The tracker finds the next job in its first epoch, and follows it into the second.
+
+    size : the steps of an epoch, and the number of workers
+    is_known : whether the plan contains the number of workers. Without this number, the accesses of
+        an epoch of 30 batches would fit the plan in any order
+    """
+    steps, workers = size
+    rng, files = random.Random(seed), BATCH * steps
+    real, tracker = (
+        course_of(training(files, seed, workers=number), files=files, epochs=4)
+        for number in (workers, workers if is_known else None)
+    )
+    for epoch in range(epochs):
+        for turn in in_turns(epoch_of(real, epoch, rng), rng, 8):
+            opens([tracker], turn)
+    tracker.begin_job()
+    tracker.step()
+    for epoch in (0, 1):
+        for number, turn in enumerate(in_turns(epoch_of(real, epoch, rng), rng, 8)):
+            opens([tracker], turn)
+            assert tracker.state != "dropped"
+            if epochs == 4 and number == 0 and epoch == 0:
+                assert tracker.number == 0, "the plan's end, and no return to its beginning"
+    assert (tracker.state, tracker.number) in (("following", 1), ("following", 2))
+
+
+def test_a_search_for_an_earlier_job_does_not_end_the_plan_of_the_next() -> None:
+    """The accesses of a job do not fit the plan, and the tracker searches for the job's position.
+    The next job begins before the search has ended. The tracker ignores the result."""
+    files, rng, executor = BATCH * 200, random.Random(1), InTime(0)
+    tracker = course_of(training(files), files=files, executor=executor)
+    executor.turns = 10**6
+    for turn in in_turns(iter(rng.sample(range(files), 60)), rng, 5):
+        opens([tracker], turn)
+    assert tracker.state == "searching"
+    executor.turns = 0
+    tracker.begin_job()
+    for turn in in_turns(epoch_of(tracker, 0, rng), rng, 5):
+        opens([tracker], turn)
+        assert tracker.state == "following"
+    assert tracker.number in (0, 1)
 
 
 @pytest.mark.parametrize("seed", seeds(4, few=1))

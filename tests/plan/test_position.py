@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from support.draws import examples, sized
+from support.draws import examples, seeds, sized
 from support.opening import Ranks, Units, in_turns
 
 from monarch_py.errors import ConfigError
@@ -30,7 +31,7 @@ def timeline_of(
     ranks: int = 1,
     epochs: int = 3,
     seed: int = 5,
-    workers: int = 0,
+    workers: int | None = None,
     prefetch_factor: int = 2,
 ) -> Timeline:
     sampler: Sampler = DistributedSampler(samples, ranks, seed)
@@ -267,15 +268,37 @@ def test_windows_and_places_that_are_none() -> None:
     assert Run.of(section, 0, 500).place[450] == -1
 
 
-@pytest.mark.parametrize(("chance", "share"), [(1e-5, 0.0), (1e-6, 1.0)])
-def test_a_place_is_found_only_where_chance_hardly_leads(chance: float, share: float) -> None:
+@pytest.mark.parametrize(("chance", "is_found"), [(1e-5, False), (1e-6, True)])
+def test_a_place_is_found_only_where_chance_hardly_leads(chance: float, is_found: bool) -> None:
     """The estimator looks for a place in the plan where the last accesses lie close together. It
     accepts the place only if random accesses would be very unlikely to lie so close together.
 
     The probability that SEARCHED random accesses all lie in one given part of the plan is
-    p ** SEARCHED, where p is the size of this part as a share of the plan."""
+    p ** SEARCHED, where p is the size of this part as a share of the plan. The accesses are spread
+    evenly over the part, because in a smaller part random accesses would be even less likely."""
     units = np.arange(100_000, dtype=np.int32)
     part = chance ** (1 / SEARCHED)
     window = int(part * len(units) - UNSEEN * SEARCHED)
     run = Run(0, units, units, units.astype(np.int64), window)
-    assert locate(run, units[:SEARCHED]) == (share, 0)
+    spread = np.linspace(0, part * len(units) - 1, SEARCHED).astype(int)
+    score, place = locate(run, units[spread])
+    assert place == 0
+    assert score == (pytest.approx(-math.log(chance), rel=0.01) if is_found else 0)
+
+
+@pytest.mark.parametrize("seed", seeds(20, few=5))
+def test_a_place_is_found_in_an_epoch_that_is_shorter_than_the_window(seed: int) -> None:
+    """If the plan does not contain the number of workers, the window has 33 batches. An epoch here
+    has 30 batches. The accesses of a job with four workers, which prepare two batches each, lie
+    close together in the right epoch. Accesses in random order do not lie close together in any
+    epoch."""
+    rng, steps = random.Random(seed), 30
+    runs = runs_of(timeline_of(8 * steps))
+    assert runs[0].window >= len(runs[0])
+    begin = rng.randrange(len(runs[1]) - 8 * 9)
+    seen = rng.sample(runs[1].units[begin : begin + 8 * 9].tolist(), SEARCHED)
+    scores = [locate(run, np.array(seen, dtype=np.int32)) for run in runs]
+    assert [score > 0 for score, _ in scores] == [False, True, False]
+    assert begin <= scores[1][1] < begin + 8 * 9
+    chosen = np.array(rng.sample(range(8 * steps), SEARCHED), dtype=np.int32)
+    assert [locate(run, chosen)[0] for run in runs] == [0, 0, 0]

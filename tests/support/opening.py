@@ -40,7 +40,7 @@ class Ranks:
         ]
         self.steps = loader.steps - skip
         self.given = [0] * len(self.batches)
-        workers = max(1, loader.workers)
+        workers = max(1, loader.workers or 0)
         self.queues: list[list[list[tuple[int, int]]]] = [
             [[] for _ in range(workers)] for _ in self.batches
         ]

@@ -84,8 +84,8 @@ class PlanManager:
         # The plans whose files are being assigned to nodes and tiers.
         self._to_place: list[PlanTracker] = []
         self._placed = False
-        self._renewing: Future[dict[PlanTracker, PlanTracker]] | None = None
-        # For each dropped plan, the job that did not follow the plan.
+        self._renewing: Future[dict[PlanTracker, PlanTracker | None]] | None = None
+        # For each plan, the job that follows it, or did not follow it when the plan was dropped.
         self._jobs: dict[PlanTracker, Job] = {}
         self._renew_at = float("-inf")
         self._is_new_job = False
@@ -203,6 +203,7 @@ class PlanManager:
 
     def _say_dropped(self, tracker: PlanTracker) -> None:
         log.warning("the plan %s is no longer followed: %s", tracker.file, tracker.why)
+        self._jobs.pop(tracker, None)
 
     def _give_up(self) -> None:
         """Makes this node keep files as it does without a plan. Call it when all plans have been
@@ -212,59 +213,67 @@ class PlanManager:
         # assigned to nodes and tiers.
         self._fetch_ahead.begin(NO_IDS)
 
-    # --- retrying dropped plans for another job -------------------------------------------------
+    # --- new jobs -------------------------------------------------------------------------------
 
     def new_job(self) -> None:
         """Notes that a job begins. Dropped plans are then retried, and plan files that have changed
         are loaded again."""
         self._is_new_job = True
+        for tracker in self.trackers:
+            self._begin_job(tracker)
+
+    def _begin_job(self, tracker: PlanTracker) -> None:
+        self._jobs.pop(tracker, None)
+        tracker.begin_job()
 
     def _renew(self) -> None:
-        """Retries dropped plans in the cases that the docstring of retry.py lists."""
+        """Looks for new jobs. Retries dropped plans in the cases that the docstring of retry.py
+        lists."""
         now = time.monotonic()
         if self._renewing is not None:
             if self._renewing.done():
                 self._take_renewed(self._renewing)
-        elif self._is_new_job or (now >= self._renew_at and self._dropped()):
+        elif self._is_new_job or (now >= self._renew_at and self.trackers):
             self._renew_at = now + RENEW_S
-            candidates = list(self.trackers) if self._is_new_job else self._dropped()
             self._renewing = self._executor.submit(
-                self._find_renewed, candidates, is_new_job=self._is_new_job
+                self._find_renewed, list(self.trackers), is_new_job=self._is_new_job
             )
             self._is_new_job = False
 
-    def _dropped(self) -> list[PlanTracker]:
-        return [tracker for tracker in self.trackers if tracker.state == "dropped"]
-
     def _find_renewed(
         self, trackers: list[PlanTracker], *, is_new_job: bool
-    ) -> dict[PlanTracker, PlanTracker]:
-        """Finds the plans that are to be retried. Returns a dict that maps the old tracker of each
-        such plan to a new tracker. Runs in the executor's thread."""
-        found = {}
+    ) -> dict[PlanTracker, PlanTracker | None]:
+        """Finds the plans that another job may follow from now on. Returns a dict that maps the
+        tracker of each such plan to a new tracker, or to None if the present tracker can go on.
+        Runs in the executor's thread."""
+        found: dict[PlanTracker, PlanTracker | None] = {}
         for tracker in trackers:
-            version = version_of(tracker.file)
-            is_other = version is not None and version != tracker.version
-            if is_other or (
-                tracker.state == "dropped" and (is_new_job or self._has_other(tracker))
-            ):
+            is_dropped = tracker.state == "dropped"
+            is_other_job = self._has_other_job(tracker)
+            version = version_of(tracker.file) if is_new_job or is_dropped else tracker.version
+            is_other_plan = version is not None and version != tracker.version
+            if is_other_plan or (is_dropped and (is_new_job or is_other_job)):
                 tracker.version = version  # so that a load that fails is not repeated
                 try:
                     found[tracker] = self._tracker(tracker.file, *self._load(tracker.file))
                 except MonarchError as error:
                     log.warning("%s", error)
+            elif is_other_job:
+                found[tracker] = None
         return found
 
-    def _has_other(self, tracker: PlanTracker) -> bool:
-        """Whether the job that did not follow this dropped plan has ended, and programs have opened
-        files since then."""
+    def _has_other_job(self, tracker: PlanTracker) -> bool:
+        """Whether the job that followed this plan, or did not follow it when the plan was dropped,
+        has ended, and programs have opened files since then."""
+        if not tracker.has_job:
+            return False
         job = self._jobs.setdefault(tracker, Job(f"{self.shared.session.path}/catalog."))
-        return tracker.misled and job.is_over() and self._seen_at > job.over_at
+        return job.is_over() and self._seen_at > job.over_at
 
     def _load(self, file: Path) -> Loaded:
         return load_plan(file, len(self._nodes.cluster.members) if self._nodes else 1)
 
-    def _take_renewed(self, renewing: Future[dict[PlanTracker, PlanTracker]]) -> None:
+    def _take_renewed(self, renewing: Future[dict[PlanTracker, PlanTracker | None]]) -> None:
         self._renewing = None
         try:
             found = renewing.result()
@@ -272,6 +281,9 @@ class PlanManager:
             log.exception("dropped plans cannot be tried again now")
             return
         for old, new in found.items():
+            if new is None:
+                self._begin_job(old)
+                continue
             log.info("the plan %s is tried again", new.file)
             self._jobs.pop(old, None)
             self.trackers[self.trackers.index(old)] = new

@@ -1,9 +1,10 @@
-"""Decides when a dropped plan is retried.
+"""Finds out that a job has ended, so that the next job can follow a plan from another position.
 
 A plan is dropped if a job does not open files as the plan predicts. A later job may do so. So a
 dropped plan is retried in three cases: the plan's file has changed; a `monarch run` begins; or the
-earlier job has ended and programs have opened files since then. The job has ended when all
-processes that used the session when the plan was dropped have ended. A thread checks these cases.
+earlier job has ended and programs have opened files since then. In the last two cases, the next job
+may also begin elsewhere in a plan that is followed (`PlanTracker.begin_job`). A job has ended when
+all its processes have ended. A thread checks these cases.
 """
 
 import time

@@ -18,7 +18,7 @@ import numpy as np
 from monarch_py.arrays import NO_IDS, Bools, Ids, Int32s, Ints
 from monarch_py.plan import Plan
 from monarch_py.plan.evidence import SEARCHED, locate
-from monarch_py.plan.position import PositionEstimator
+from monarch_py.plan.position import JUDGED, PositionEstimator
 from monarch_py.plan.samplers import NONE
 from monarch_py.plan.timeline import Run
 from monarch_py.util.file_version import Version
@@ -77,6 +77,9 @@ class PlanTracker:
         self._search_at = 0
         # Whether the present search is the last one. If it finds no position, the plan is dropped.
         self._is_last = False
+        # The first accesses of a job are searched for when the estimator has judged this many
+        # accesses, see `_search_for_job`. Infinite if that was done for the present job.
+        self._job_search_at = float(JUDGED)
         self._early: list[Ids] = []
         # For each run that has ended on this node: the entries of its files, see `take_used`.
         self._over: list[Future[Ids]] = []
@@ -86,6 +89,12 @@ class PlanTracker:
     @property
     def is_active(self) -> bool:
         return self.estimator is not None and self.state != "dropped"
+
+    @property
+    def has_job(self) -> bool:
+        """Whether a job has opened files of the plan since the last `begin_job`. True for a plan
+        that was dropped because of a job."""
+        return self.misled or (self.estimator is not None and self.estimator.weighed > 0)
 
     # --- the plan's files -----------------------------------------------------------------------
 
@@ -106,6 +115,20 @@ class PlanTracker:
         early, self._early = self._early, []
         for ids in early:
             self.judge(ids, self.observe(ids))
+
+    def begin_job(self) -> None:
+        """Notes that a job begins. The job may begin at another position than the one at which the
+        earlier job has ended. If the earlier job has reached the end of the plan, the new job is
+        assumed to begin with the first run."""
+        if self.estimator is None:
+            return
+        self.estimator.begin_job()
+        self.state, self._is_last = "following", False
+        self._job_search_at = self.estimator.judged + JUDGED
+        # A search for the position of the earlier job is of no use any more.
+        self._search = None
+        if self.number + 1 == len(self.layout) and self.estimator.is_ending:
+            self._search = self._executor.submit(lambda: (0, self.draw(0), 0))
 
     def drop(self, why: str) -> None:
         self.misled = self.estimator is not None
@@ -131,6 +154,8 @@ class PlanTracker:
                 self._expect(estimator, drawn.result())
         if self._search is None:
             self._search_if_lost(estimator)
+        if self._search is None:
+            self._search_for_job(estimator)
         if self._search is not None:
             self._end_search(estimator)
         if not self.is_active:
@@ -172,6 +197,15 @@ class PlanTracker:
             return NO_IDS
         return self._over.pop(0).result()
 
+    def _search_for_job(self, estimator: PositionEstimator) -> None:
+        """Searches once for the position of a new job, unless its first accesses show that the
+        position is known. They show nothing if accesses in random order would mostly fit the plan
+        too, as in a plan with short epochs."""
+        if estimator.judged >= self._job_search_at:
+            self._job_search_at = float("inf")
+            if not estimator.is_certain:
+                self._search = self._executor.submit(self._find_place, estimator.recent)
+
     def _search_if_lost(self, estimator: PositionEstimator) -> None:
         if self.state == "following":
             # Near the end of a run, accesses that do not fit the run may belong to the next run.
@@ -179,6 +213,7 @@ class PlanTracker:
             if not estimator.is_lost or (estimator.is_ending and self._drawing is not None):
                 return
             self.state, self._in_vain, self._search_at = "searching", 0, estimator.judged
+            self._job_search_at = float("inf")
         elif estimator.is_found:
             self.state = "following"
             return
@@ -193,15 +228,15 @@ class PlanTracker:
             self._search = self._executor.submit(self._find_place, estimator.recent)
 
     def _find_place(self, recent: Int32s) -> tuple[int, Run, int] | None:
-        """Finds the run in which the largest fraction of the latest accesses lies close together.
-        Returns (number of the run, run, position in the run). Returns None if even the largest
-        fraction may be due to chance. Called in the executor's thread."""
+        """Finds the run in which the latest accesses lie closest together. Returns (number of the
+        run, run, position in the run). Returns None if chance may explain how close together they
+        lie in every run. Called in the executor's thread."""
         best: tuple[float, int, Run, int] | None = None
         for number in range(len(self.layout)):
             run = self.draw(number)
-            share, place = locate(run, recent)
-            if share > (best[0] if best else 0.0):
-                best = share, number, run, place
+            score, place = locate(run, recent)
+            if score > (best[0] if best else 0.0):
+                best = score, number, run, place
         return best[1:] if best else None
 
     def _end_search(self, estimator: PositionEstimator) -> None:
@@ -209,7 +244,7 @@ class PlanTracker:
         if not self._search.done():
             return
         found, self._search = self._search.result(), None
-        if estimator.is_found:
+        if self.state == "searching" and estimator.is_found:
             self.state = "following"
         elif found is not None:
             self.number, run, place = found
@@ -217,8 +252,8 @@ class PlanTracker:
             recent = estimator.recent
             # The job has advanced during the search, so its position in this run is determined
             # again.
-            share, now = locate(run, recent)
-            estimator.enter(run, now if share else place)
+            score, now = locate(run, recent)
+            estimator.enter(run, now if score else place)
             estimator.observe(np.unique(recent))
             self.state = "following"
         elif self._is_last:
@@ -227,7 +262,7 @@ class PlanTracker:
                 f"{others} of the last {last} opens do not fit the plan; the plan's seed,"
                 " epochs or number of ranks probably differ from those of the training run"
             )
-        else:
+        elif self.state == "searching":
             self._in_vain += 1
 
     # --- accesses -------------------------------------------------------------------------------
