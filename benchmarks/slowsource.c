@@ -386,8 +386,8 @@ static void look_up_in_parallel(struct fuse_session *session) {}
 #endif
 
 /* Starts the threads, and waits for a signal that ends the program: SIGTERM, SIGINT or SIGHUP. The
- * threads send SIGTERM after an unmount, and at the end of standard input. Requests in progress are
- * dropped when the connection to the kernel ends. */
+ * threads send SIGTERM after an unmount and, with the option until_eof, at the end of standard
+ * input. Requests in progress are dropped when the connection to the kernel ends. */
 static void run(struct fuse_session *session) {
     sigset_t ends;
     int signal_number;

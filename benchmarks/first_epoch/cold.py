@@ -114,8 +114,8 @@ class Case:
 
     @property
     def fills_all(self) -> bool:
-        """Whether every file has a copy after the first epoch. If it does, the benchmark compares
-        the second epoch with an epoch before which `monarch warm` has copied all files."""
+        """Whether every file has a copy after the first epoch. If so, the benchmark compares the
+        second epoch with an epoch before which `monarch warm` has copied all files."""
         return self.share == 1 and not self.pages
 
     @property

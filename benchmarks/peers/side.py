@@ -146,7 +146,8 @@ class Getter:
         self._fetch(gets)
 
     def mac(self, size: int) -> None:
-        """Computes the GMAC of each block of `size` bytes in memory. Transfers nothing."""
+        """Splits `size` bytes in memory into blocks, and computes the GMAC of each block. Transfers
+        nothing."""
         digest = ffi.new("unsigned char[]", lib.MONARCH_MAC_BYTES)
         if len(self.memory) < size:
             self.memory = pages(size)

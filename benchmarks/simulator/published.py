@@ -3,7 +3,7 @@
 The original is the simulator that the authors of NoPFS published. The benchmark simulates every
 recorded run of the original with the re-creation, each run in a process of its own. It reports how
 much total times, epoch times, shares of bytes and stalls differ from the record. It also reports
-the CPU time of a million accesses in both simulators.
+the CPU time of an access, and the memory, of both simulators.
 
 The original deviates from its paper in some behaviours, which the re-creation reproduces
 (benchmarks/published/behaviours.py). To show their effects, ``--switches`` also simulates every run

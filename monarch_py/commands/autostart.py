@@ -37,8 +37,8 @@ def main() -> None:
     because its daemon was killed."""
     config_file, opened = Path(sys.argv[1]), sys.argv[2]
     _close_inherited()
-    # If `start` raises an error, `is_started` stays True. The library then waits longer before the
-    # next start, because the next start would probably fail too.
+    # If `start` raises an error, `is_started` stays True. This start then counts for a longer time
+    # toward the library's limit on starts, because the next start would probably fail too.
     is_started = True
     try:
         is_started = start(config_file, opened)

@@ -280,8 +280,9 @@ def _no_daemon(config: Config, connection: DaemonConnection) -> Iterator[Finding
 
 
 def _container(config: Config) -> Iterator[Finding]:
-    """Yields one finding, which lists the paths that a container must share with the host. This is
-    necessary if the job runs in a container and the daemon runs on the host."""
+    """Yields one finding, which lists the paths that a container must share with the host, at the
+    same paths inside and outside. This is necessary if the job runs in a container and the daemon
+    runs on the host."""
     files = [Path(os.path.abspath(file)) for file in config.files]
     places = [shm_root(), LIBRARY.parent, *files]
     places += [source.path for source in config.sources]

@@ -18,7 +18,7 @@ from monarch_py.native import lib
 from monarch_py.plan.samplers import Order
 from monarch_py.plan.timeline import Section, Timeline
 
-# Used as the position of a unit's first or next use if the unit is not used. It is larger than
+# Used as the position of a unit's first or next use if there is no such use. It is larger than
 # every real position, and equals MONARCH_PLAN_NEVER in C.
 NEVER = int(np.iinfo(np.int64).max)
 

@@ -158,7 +158,8 @@ def index_tfrecord(root: Path, patterns: tuple[str, ...] = PATTERNS["tfrecord"])
     """Returns the index of TFRecord files. A sample is a record including its frame (8 + 4 bytes
     before the data, and 4 bytes after it).
 
-    Raises MonarchError for a file that does not consist of records, such as a compressed file.
+    Raises MonarchError for a file that does not consist of records, such as a compressed file, in
+    which records have no fixed positions.
     """
     return _index_shards("tfrecord", root, patterns, lambda path: _extents(_records(path)))
 

@@ -91,8 +91,9 @@ class Evidence:
 
 
 def by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
-    """Returns two numbers: the share of accesses that would fit if they went to random units of the
-    plan, and the share that would fit if they went to random units of the given runs.
+    """Returns two numbers. The first is the share of accesses that would fit if they went to random
+    units of the plan. The second is the share that would fit if they went to random units of the
+    given runs.
 
     runs : the node's previous, current and next run, as far as they are known. For each run, the
         run itself, and the share of accesses that would fit if they went to random units of this
@@ -129,12 +130,11 @@ def locate(run: Run, evidence: Units) -> tuple[float, int]:
         at = int(inside.argmax())
         share = float(inside[at]) / len(evidence)
         # The probability that a random unit of the plan lies in a given range of `width` places.
-        # The unit is drawn from all units of the plan, not only from those in `run`: if the node
-        # has another seed or is in another epoch, it also uses units that are not in `run`.
+        # The unit is drawn from all units of the plan, not only from those in `run`. The reason is
+        # that a node with another seed or in another epoch also uses units that are not in `run`.
         by_chance = min(width, len(run)) / len(run.place)
-        # Each halving doubles the number of ranges, and adds one more length of ranges. With the
-        # factor 4, all shorter ranges together increase the probability of a false result by less
-        # than the longest ranges have.
+        # Halving the length doubles the number of ranges. With the factor 4 for each halving, all
+        # shorter ranges together at most double the probability of a false result.
         score = len(evidence) * _divergence(share, by_chance) - tried * math.log(4)
         if share >= FOUND and score >= max(UNLIKELY, best):
             best, place = score, int(places[at])

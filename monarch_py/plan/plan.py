@@ -50,8 +50,8 @@ class PlanPart:
 @dataclass(frozen=True, eq=False)
 class Plan:
     """Which nodes access which units, and when. A unit is a sample, a file or a part of a file. The
-    constructor raises ConfigError if a number is out of range, or if a dataset and the sampler of a
-    loop differ in the number of samples.
+    constructor raises ConfigError if `grain` is not known, if `range_bytes` is below 1, or if a
+    dataset and the sampler of a loop differ in the number of samples.
 
     parts : the loops, in the order in which they run in an epoch
     grain : what a unit is, one of index.GRAINS

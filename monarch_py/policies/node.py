@@ -105,7 +105,8 @@ class NodePolicy:
 
     def next_use(self, ids: Ints) -> npt.NDArray[np.int64]:
         """Returns how many files are used before the next use of each file, (n,). The result is
-        NEVER for a file that is not among those that were passed to `foresee`."""
+        NEVER if the last call of `foresee` has not named the file, or if the file was `used` since
+        then."""
         distance = np.full(len(ids), NEVER, np.int64)
         if len(self._upcoming):
             at = np.minimum(np.searchsorted(self._upcoming, ids), len(self._upcoming) - 1)
@@ -137,7 +138,7 @@ class NodePolicy:
         node does not send the file, the second node is asked. A node that has no copy yet makes a
         copy on request only if it owns the file.
 
-        queues : (nodes,) how many copies of this node wait for an answer of each node
+        queues : (nodes,) how many files this node is waiting to get from each node
         """
         asked = self.others(ids)
         two = np.flatnonzero((asked >= 0).all(axis=1))

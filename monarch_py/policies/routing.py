@@ -96,9 +96,10 @@ class Routing:
     def _is_source_better(self, node: int, size: int, due_s: float) -> bool:
         """Returns whether to read a file from the source although a node has the file. All nodes
         share the source, so each node reads from it as little as possible. Returns False in three
-        cases: if the node delivers the file in time, if the source is less than 1 / PART times as
-        fast as the node, or if the node's speed is unknown or must be measured again. Adds the file
-        to the queue of the chosen place."""
+        cases. First, the node delivers the file in time. Second, the source is at most 1 / PART
+        times as fast as the node, or its speed is unknown and it need not be tried yet. Third, the
+        node's speed is unknown or must be measured again. Adds the file to the queue of the chosen
+        place."""
         node_s = self._node_seconds(node, size)
         source_s = self._seconds(SOURCES, size, self.at_source, self.source_threads)
         if source_s is None and self._is_due(SOURCES):

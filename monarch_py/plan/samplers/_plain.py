@@ -74,8 +74,9 @@ def read_indices(path: Path) -> Ints:
     """Reads sample numbers from a file: .npy, or text with one number per line and an empty line
     between two epochs.
 
-    Returns the numbers, (count,) if the file has only one epoch, otherwise (epochs, count). Raises
-    ConfigError if the file cannot be read or its epochs have different lengths.
+    Returns the numbers: for a text with only one epoch (count,), for other texts (epochs, count),
+    and for a .npy file the stored array. Raises ConfigError if the file cannot be read, if it does
+    not contain whole numbers, or if its epochs have different lengths.
     """
     try:
         if path.suffix == ".npy":

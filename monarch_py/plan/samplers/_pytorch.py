@@ -190,7 +190,8 @@ class RandomSampler(_Generated):
 
     def _draws(self) -> int:
         """Returns how many numbers the sampler draws in one epoch. Without replacement, torch draws
-        one more permutation at the end of an epoch, although it needs no further samples."""
+        a last permutation for the `count` % `length` remaining samples of an epoch, even if no
+        samples remain."""
         if self.replacement:
             return self.count * (2 if self.length >= WIDE_RANDINT else 1)
         return (self.count // self.length + 1) * randperm_draws(self.length)

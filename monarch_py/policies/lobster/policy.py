@@ -52,11 +52,11 @@ def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
     samples of a step at about the same time (Lobster 4.1 to 4.3; see `_threads`). On a single node
     every sample is used in every epoch, so only rule 3 can act.
 
-    Assumptions: a sample is loaded shortly before its use, so rule 3 need not protect it until
-    then. After the use, rule 3 compares the sample's next use with the next uses of the held
-    samples, and decides whether to keep the sample. Nodes see which samples the other nodes held at
-    the start of the step. Rule 2 applies to samples that are used again, rule 1 to all other
-    samples.
+    Assumptions: a sample is loaded shortly before its use, so it always is the prefetched sample
+    with the nearest use. After the use, rule 3 compares the sample's next use with the next uses of
+    the held samples, and decides whether to keep the sample. Nodes see which samples the other
+    nodes held at the start of the step. Rule 2 applies to samples that are used again, rule 1 to
+    all other samples.
 
     evictions : counters of the copies that each rule drops; the function increases them. None if
         these numbers are not needed
@@ -224,9 +224,9 @@ class _Nodes:
         cache = self.caches[node]
         others = np.delete(self._levels(files), node, axis=0) != MISS
         last = no_more_use(after, others.sum(axis=0) + 1)
-        # A node has used a sample for the last time, but it keeps the sample if no other node holds
-        # it. The next use of such a sample is set to a time after all real uses, so that the sample
-        # is evicted first when room is needed.
+        # After its last use of a sample, a node keeps the sample if no other node holds it. The
+        # next use of such a sample is set to a time after all real uses, so that the sample is
+        # evicted first when room is needed.
         nexts = np.where(after == NEVER, self.end, after).tolist()
         for at, file in enumerate(files.tolist()):
             held = cache.level(file) != MISS

@@ -122,9 +122,9 @@ def need_differences(job: Job, name: str) -> None:
 
 def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
     """Returns what each node saves by holding a file instead of reading it from another node,
-    (nodes,): the time of a remote read minus the time of a local read (NoPFS 4), divided by the
-    mean of this difference over all nodes. All elements are 1 if there is only one node, or if some
-    difference is not positive or not finite.
+    (nodes,). This is the time of a remote read minus the time of a local read (NoPFS 4), divided by
+    the mean of this difference over all nodes. All elements are 1 if there is only one node, or if
+    some difference is not positive or not finite.
 
     size : the mean size of the files [bytes]
     """

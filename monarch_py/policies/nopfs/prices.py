@@ -98,7 +98,7 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
         table = np.stack(rows)
         # After the first stage, the prices determine the node of most files. The other files have
         # equal values at several nodes, which differ only by the noise. So the second stage takes
-        # steps of about the width of the noise.
+        # small steps: at most four times the width of the noise.
         pace = 4 * width if width else 0.3 * max(1e-9, float(table.max()))
         width = NOISE * max(1e-9, float(table.max(axis=0).mean()))
         found = Prices(prices, width, draws)
