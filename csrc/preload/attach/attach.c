@@ -1,7 +1,8 @@
 /* Attaches the process to a daemon's session when the library is loaded.
  *
- * A session consists of the segments of shared memory of one daemon. If the daemon ends and another
- * daemon starts later, the process attaches to the session of the new daemon. */
+ * Each daemon has a session of its own: the segments of memory that it shares with programs. If the
+ * daemon ends and another daemon starts later, the process attaches to the session of the new
+ * daemon. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +22,7 @@
 #include "preload/session/tell.h"
 #include "shared/sys.h"
 
-#define NODE_BYTES 4096 /* a page for each struct session, except `first` */
+#define NODE_BYTES 4096 /* size of the memory for a struct session; `first` is static */
 #define NUMBERS 32
 
 static struct session first;
@@ -53,10 +54,10 @@ static int map_into(struct session *s, const struct monarch_segment *control) {
     return 0;
 }
 
-/* Attaches to the session whose segments are in the session's directory now. `old` is the session
- * to which the process is attached, or NULL. If the directory still has the segments of `old`,
- * returns `old`. If this process cannot use the session, or if there is none, returns NULL.
- * Otherwise returns a new session, which no other thread has seen yet. */
+/* Maps the segments that are in the session's directory now. `old` is the session to which the
+ * process is attached, or NULL. If these are still the segments of `old`, returns `old`. If there
+ * are no segments, or if this process cannot use them, returns NULL. Otherwise returns a new
+ * session with these segments. No other thread has seen the new session yet. */
 static struct session *attach(struct session *old) {
     struct monarch_segment control;
     struct session *s = NULL;
@@ -157,9 +158,10 @@ static uint32_t looks; /* atomic: number of checks of switch files and rights so
 
 static uint32_t begin_look(void) { return __atomic_add_fetch(&looks, 1, __ATOMIC_SEQ_CST) << 1; }
 
-/* Stores the result of a check of the switch files, which switch Monarch off, and of the process's
- * rights. look: number of the check, as begin_look has returned it. off: 1 if nothing may be read
- * from copies. If a later check has already stored its result, stores nothing. */
+/* A check finds out whether this process may use copies: no switch file may exist, because it would
+ * switch Monarch off, and the process's rights must suffice. Stores the result of the check in the
+ * session, unless a later check has already stored its result. look: number of the check
+ * (begin_look). off: 1 if the process must not use copies. */
 static void end_look(struct session *s, uint32_t look, uint32_t off) {
     uint32_t seen = __atomic_load_n(&s->off, __ATOMIC_RELAXED);
     while ((int32_t)(look - (seen & ~1U)) > 0 &&
@@ -180,10 +182,10 @@ static void look_at_switches(struct session *s, int is_gone) {
 }
 
 /* Attaches to a new daemon's session in place of `old`. Several threads may call this function at
- * the same time. Each of them maps the session. The first thread that stores its mapping in
- * monarch_current wins, and the other threads discard theirs. No lock is taken, because the holder
- * of a lock might never release it: a signal handler may have interrupted the holder, or the holder
- * may be a killed child of vfork. */
+ * the same time. Each of these threads maps the session. The first thread that stores its mapping
+ * in monarch_current wins, and the other threads discard theirs. No lock is taken, because the
+ * holder of a lock might never release it: a signal handler may have interrupted the holder, or the
+ * holder may be a killed child of vfork. */
 static struct session *attach_again(struct session *old) {
     struct session *fresh = attach(old);
     if (!fresh || fresh == old)
@@ -203,8 +205,8 @@ static struct session *attach_again(struct session *old) {
     return old;
 }
 
-/* Attaches to newer sessions, one after the other, until the daemon of a session serves. Returns
- * NULL if no daemon serves. */
+/* Attaches to newer sessions, one after the other, until it finds a session whose daemon serves.
+ * Returns that session, or NULL if no daemon serves. */
 static struct session *follow(struct session *s) {
     for (;;) {
         struct session *next = attach_again(s);
@@ -245,10 +247,10 @@ void monarch_rights_may_differ(void) {
         end_look(s, look, 1);
 }
 
-/* Returns whether the name `control` in the session's directory still leads to the segment of this
- * session. If it does not, another daemon has started, or the directory was removed. The name is
- * checked at most once per tick of the coarse clock. That is enough, because a new daemon needs
- * more than one tick to start. */
+/* Returns whether the name `control` in the session's directory still leads to this session's
+ * segment `control`. If it does not, another daemon has started, or the directory was removed. The
+ * name is checked at most once per tick of the coarse clock. That is enough, because a new daemon
+ * needs more than one tick to start. */
 static int is_linked_still(struct session *s) {
     uint64_t now = coarse_ns();
     if (__atomic_load_n(&s->linked_ns, __ATOMIC_RELAXED) == now)
@@ -282,7 +284,7 @@ struct session *monarch_session_slow(void) {
 }
 
 /* Returns whether this process runs the command `monarch`, which itself starts and stops daemons.
- * If a process runs a script, PR_GET_NAME returns the script's name. */
+ * This command is a script. If a process runs a script, PR_GET_NAME returns the script's name. */
 static int is_our_command(void) {
     char name[16] = "";
     sys6(SYS_prctl, PR_GET_NAME, (long)name, 0, 0, 0, 0);

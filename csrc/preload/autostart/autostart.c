@@ -23,8 +23,8 @@
 /* After an attempt to start a daemon, this process makes no other attempt for this long [ns]. */
 #define PAUSE_NS 200000000ULL
 /* If an attempt has found no interpreter, this process makes no other attempt for this long [ns].
- * If the claim (claim.h) does not allow a start yet, the next attempt is made when a start is
- * allowed, but at the latest after this time. */
+ * The claim (claim.h) limits the number of starts. If it does not allow a start yet, the next
+ * attempt is made when a start is allowed, but at the latest after this time. */
 #define LONG_PAUSE_NS 1000000000ULL
 /* A daemon is assumed to be killed if its heartbeat counter has not changed for this long [ns]. For
  * a daemon in another pid namespace, the heartbeat is the only sign by which this process can
@@ -44,8 +44,8 @@ struct plan {
     uint64_t signals; /* signals that were blocked at load */
     uint32_t uid, gid;
     uint32_t wish; /* atomic: enum monarch_wish */
-    /* Atomic. The pid of the process of which one thread is trying to start a daemon; 0 if no
-     * thread is trying. Only that thread uses the fields below. */
+    /* Atomic. While a thread is trying to start a daemon: the pid of that thread's process.
+     * Otherwise 0. Only that thread uses the fields below. */
     uint32_t user;
     uint64_t blocked; /* signals that were blocked before the attempt */
     char record[MONARCH_RECORD_BYTES];
@@ -80,10 +80,10 @@ static size_t environment_bytes(size_t *variables) {
     return bytes + (*variables + 2) * sizeof(char *);
 }
 
-/* Copies the environment for the starter, the program that starts the daemon. It is copied now,
- * because other threads may change it later. The copy lacks the job's variables. It has
- * MONARCH_DISABLE=1, so that the library does nothing in the starter, even if /etc/ld.so.preload
- * loads the library there. */
+/* Copies the environment for the starter, the program that starts the daemon. Later, other threads
+ * may change the environment, so it is copied when the library is loaded. The copy lacks the job's
+ * own variables (is_the_jobs). The copy contains MONARCH_DISABLE=1, so that the library does
+ * nothing in the starter, even if /etc/ld.so.preload loads the library there. */
 static void copy_environment(struct plan *p, size_t variables) {
     char *text = (char *)&p->envp[variables + 2];
     size_t n = 0;
@@ -179,12 +179,13 @@ static uint64_t confinement(void) {
 }
 
 /* Returns whether this process still has the user, group, root directory and namespaces that it had
- * when the library was loaded. If one of these has changed, the process is confined. A daemon that
- * it started would have the same restrictions, and would be of little use to other processes.
+ * when the library was loaded. If one of these has changed, a daemon that this process started
+ * would have the new user, root directory and so on. Such a daemon would be of little use to other
+ * processes.
  *
  * The result is also 0 in two cases in which a start would do harm. In the first case, the process
- * adopts orphans, because it is pid 1 or a subreaper. The daemon would become its child, and its
- * own wait() would report the daemon. In the second case, the process has called
+ * adopts orphans, because it is pid 1 or a subreaper. So it would become the parent of the daemon,
+ * and the program's wait() would report the daemon. In the second case, the process has called
  * unshare(CLONE_NEWPID). The intermediate process (launch.c) would be the first process of the new
  * namespace, and its end would kill all other processes of that namespace. */
 static int is_where_we_were_loaded(const struct plan *p) {
@@ -367,8 +368,9 @@ void monarch_autostart_opened_slow(int fd) {
 
 /* --- while a session is used ----------------------------------------------------------------- */
 
-/* Atomic. seen_beat: the last seen heartbeat plus the session's inode number; the sum also changes
- * when the process attaches to a new session. seen_ns: time of the last change of seen_beat. */
+/* Atomic. seen_beat: the daemon's heartbeat counter when it was last read, plus the session's inode
+ * number. The inode number makes the sum change when the process attaches to a new session.
+ * seen_ns: time of the last change of seen_beat. */
 static uint64_t seen_beat, seen_ns;
 
 /* Returns whether the daemon's process has certainly ended. If the daemon is in another pid
@@ -442,10 +444,11 @@ static int lacks_source(const struct session *s, const char *named) {
     return 0;
 }
 
-/* Returns whether a starter is needed although there is a session. It is needed in two cases: the
- * session's daemon was killed, or the daemon must learn of a new source. The second case is
- * impossible if there is a record for this process's setting: a daemon that starts removes the
- * records of all other settings, so the daemon has this setting's sources already. */
+/* Returns whether a starter is needed although there is a session. A starter is needed in two
+ * cases: the session's daemon was killed, or the daemon must learn of a new source. The second case
+ * is impossible if the session has a record for this process's setting (record.h). When a daemon
+ * starts, it removes the records of all other settings. So if there is a record for this setting,
+ * the daemon has this setting's sources already. */
 static int needs_starter(const struct plan *p, const struct session *s) {
     return is_gone(s) ||
            (p->wish == MONARCH_WISH_UNKNOWN && lacks_source(s, value_of("MONARCH_SOURCE")));

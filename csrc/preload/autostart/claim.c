@@ -15,9 +15,9 @@
 /* Shortest time between two starts [ns]. If a start has failed, an immediate second start would
  * usually fail too. */
 #define APART_NS 5000000000ULL
-/* If a starter finds that no daemon should be started, it makes the stored time of its own start
- * odd. All other stored times are even. A start with an odd time counts toward the limit STARTS
- * only for this long [ns]. */
+/* If a starter finds that no daemon should be started, it marks its own start as unneeded: it makes
+ * the stored time an odd number. All other stored times are even numbers. An unneeded start counts
+ * toward the limit STARTS only for this long [ns]. */
 #define UNNEEDED_NS 60000000000ULL
 
 static int is_private(int fd, mode_t type) {

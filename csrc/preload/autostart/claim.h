@@ -14,8 +14,9 @@
 uint64_t monarch_claim_taken_until(void);
 
 /* Takes the claim, and records the time of this start. Call this in the process that becomes the
- * starter. Do not call it in the program itself, because the program's children would inherit the
- * lock. Returns the descriptor that holds the lock, or -1 if another starter runs or if no start is
- * allowed now. The kernel releases the lock when the starter ends, even if the starter is killed.
- * Sets *errors to a descriptor of the session's log, or to -1 if the log cannot be opened. */
+ * starter. Do not call it in the process of the user's program, because that program's children
+ * would inherit the lock. Returns the descriptor that holds the lock, or -1 if another starter runs
+ * or if no start is allowed now. The kernel releases the lock when the starter ends, even if the
+ * starter is killed. Sets *errors to a descriptor of the session's log, or to -1 if the log cannot
+ * be opened. */
 int monarch_claim_start(int *errors);

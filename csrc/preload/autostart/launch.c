@@ -11,9 +11,9 @@
 /* monarch_launch makes an intermediate process, which makes a second process and ends at once. The
  * second process becomes the launched program. Both new processes share the memory of this process,
  * like a child of vfork, because copying the page tables of a large process takes a long time. Each
- * of them has its own stack. Functions that run in the new processes must not touch errno or any
- * other thread-local variable, because these variables belong to this process. A sanitizer would
- * add code that touches such variables. The attribute BESIDE turns the sanitizer off for a
+ * new process has its own stack. Functions that run in the new processes must not touch errno or
+ * any other thread-local variable, because these variables belong to this process. A sanitizer
+ * would add code that touches such variables. The attribute BESIDE turns the sanitizer off for a
  * function. */
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define BESIDE __attribute__((no_sanitize("thread", "address")))
@@ -120,13 +120,13 @@ BESIDE static void unbind(void) {
     sys6(SYS_ioprio_set, 1 /* IOPRIO_WHO_PROCESS */, 0, 0, 0, 0, 0);
 }
 
-/* Gives this process its own table of descriptors. Until then, it shares the table of the library's
- * process, which it must not change. close_range is tried first, because the new table is then
- * empty. To make it, kernels from 5.9 to 6.12 copy at most the lowest 64 descriptors, and then
- * close the copies. It is good that they make few copies: if the library's process is writing to a
- * file, closing a copied descriptor flushes that file. Kernels before 5.9 have only unshare, which
- * copies all descriptors. Copies without FD_CLOEXEC then stay open until the launched program
- * closes them. */
+/* Gives this process its own table of descriptors. Until then, this process shares the table of the
+ * library's process, and must not change that table. close_range is tried first, because it makes
+ * an empty table. For this, kernels from 5.9 to 6.12 copy at most the lowest 64 descriptors, and
+ * then close the copies. Fewer copies are better: if the library's process is writing to a file,
+ * closing a copied descriptor flushes that file. Kernels before 5.9 have only unshare, which copies
+ * all descriptors. Copies without FD_CLOEXEC then stay open until the launched program closes
+ * them. */
 BESIDE static int leave_table(void) {
     return sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||
            sys6(SYS_unshare, CLONE_FILES, 0, 0, 0, 0, 0) == 0;

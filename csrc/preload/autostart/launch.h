@@ -16,10 +16,10 @@
 struct monarch_launch {
     const char *argv[8]; /* argv[0] is the program's path */
     const char *const *envp;
-    /* Called in the process that becomes the program, when that process already has its own table
-     * of descriptors and its own umask. This function may only make system calls. Returns the
-     * descriptor that becomes the program's descriptor 3, or -1 if no program should be started.
-     * Stores in *errors the descriptor that becomes the program's standard error. */
+    /* This function is called in the process that becomes the program, when that process already
+     * has its own table of descriptors and its own umask. It may only make system calls. Returns
+     * the descriptor that becomes the program's descriptor 3, or -1 if no program should be
+     * started. Stores in *errors the descriptor that becomes the program's standard error. */
     int (*prepare)(void *data, int *errors);
     void *data;
     /* Atomic futexes. `between_runs` is the pid of the intermediate process, and `runs` is the pid

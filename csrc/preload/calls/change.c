@@ -23,8 +23,8 @@ PUBLIC int chmod(const char *path, mode_t mode) {
     return REAL(chmod)(monarch_path_to_change(AT_FDCWD, path, 1, real), mode);
 }
 
-/* glibc before 2.32 has no lchmod. With such a glibc, the library calls fchmodat instead, which
- * fails with the same errno as lchmod. */
+/* glibc before 2.32 has no lchmod. Newer versions implement lchmod by the same call of fchmodat as
+ * below. */
 PUBLIC int lchmod(const char *path, mode_t mode) {
     monarch_changed_path(AT_FDCWD, path, 0);
     if (REAL(lchmod))

@@ -1,7 +1,9 @@
 /* Interposed calls that duplicate descriptors, close them, or set their properties.
  *
- * These calls update the table of tracked descriptors (track.h) and the backing descriptors
- * (backing.h). */
+ * A tracked descriptor refers to a source's file that had no copy when the program opened it. A
+ * table lists all tracked descriptors (track.h). Backing descriptors belong to the library: each
+ * refers to the source's file of a copy that the program has open (backing.h). The calls below
+ * update the table and the backing descriptors. */
 #include <errno.h>
 #include <limits.h>
 #include <stdarg.h>
@@ -24,8 +26,8 @@ static void will_close_direct(int fd) {
 }
 
 /* Closes a descriptor that is tracked or may be a backing descriptor. A backing descriptor belongs
- * to the library, so its close by the program fails. This is a separate function, so that `close`
- * makes only two checks for all other descriptors. */
+ * to the library. If the program tries to close it, the call fails with EBADF. This is a separate
+ * function, so that `close` makes only two checks for all other descriptors. */
 __attribute__((noinline)) static int close_known(int fd) {
     if (monarch_has_backing() && monarch_is_backing(fd)) {
         errno = EBADF;
@@ -43,8 +45,8 @@ PUBLIC int close(int fd) {
     return real(fd);
 }
 
-/* Call this before libc closes a stream: libc closes the descriptor internally, so the library does
- * not see that close. */
+/* Call this before libc closes a stream: libc closes the stream's descriptor internally, so the
+ * library does not see that close. */
 void monarch_will_close_stream(FILE *stream) {
     if (!stream || !__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
         return;
@@ -77,8 +79,8 @@ static int can_close_range(int flags) {
 }
 
 /* Closes the descriptors from `first` to `last`. If `flags` contains CLOSE_RANGE_CLOEXEC, only sets
- * FD_CLOEXEC on them. Skips a backing descriptor (backing.h) in this range if it belongs to a
- * copy's descriptor outside the range. */
+ * FD_CLOEXEC on them. A backing descriptor (backing.h) in the range stays open if the copy's
+ * descriptor that needs it is outside the range. */
 static int close_around_backing(unsigned first, unsigned last, int flags) {
     int r = 0;
     if (flags & CLOSE_RANGE_CLOEXEC)
@@ -116,8 +118,8 @@ PUBLIC void closefrom(int first) {
 }
 
 /* Despite its name, fcloseall leaves the descriptors of the streams open. Nevertheless, the library
- * treats all descriptors as if they were closed: it stops tracking them. That is always allowed,
- * because later reads through them then go to the source. */
+ * treats all descriptors as if they were closed: it stops tracking them. That does no harm: reads
+ * of a descriptor that is not tracked go to the kernel. */
 PUBLIC int fcloseall(void) {
     monarch_untrack_range(0, UINT_MAX);
     return REAL(fcloseall)();
@@ -156,8 +158,9 @@ PUBLIC int dup3(int fd, int fresh, int flags) {
     return duplicated(fd, REAL(dup3)(fd, fresh, flags));
 }
 
-/* Returns whether the command sets a lease, or the signal that reports that another process wants
- * to open the leased file, or the process that gets this signal. */
+/* Returns whether the command sets a lease, or how the lease is reported. If another process wants
+ * to open the leased file, the kernel sends a signal. F_SETSIG chooses the signal. F_SETOWN and
+ * F_SETOWN_EX choose the process that gets the signal. */
 static int is_lease(int command) {
     return command == F_SETLEASE || command == F_SETSIG || command == F_SETOWN ||
            command == F_SETOWN_EX;
@@ -167,9 +170,9 @@ static int hangs_on_file(int command) {
     return command == F_SETFL || command == F_NOTIFY || is_lease(command);
 }
 
-/* Returns the flags that fcntl(F_GETFL) must report. The library adds O_NOFOLLOW when it opens a
- * copy, and this function removes it again. Otherwise, a program that uses the reported flags to
- * open the descriptor's link in /proc would get an error. */
+/* Returns the flags that fcntl(F_GETFL) must report. When the library opens a copy, it adds
+ * O_NOFOLLOW to the program's flags. This function removes O_NOFOLLOW again. Otherwise, a program
+ * that uses the reported flags to open the descriptor's link in /proc would get an error. */
 __attribute__((noinline)) static int program_flags(int fd, int flags) {
     return monarch_is_copy(fd, NULL) ? monarch_flags_of_copy(flags) : flags;
 }
@@ -193,8 +196,9 @@ PUBLIC int fcntl(int fd, int command, ...) {
         will_share(fd);
     if (command == F_SETFD && monarch_has_backing())
         monarch_backing_flag_slow(fd, (int)(intptr_t)arg);
-    /* The descriptor is pinned (track.h), so that no other thread promotes it to the copy during
-     * the call. A promotion would set FD_CLOEXEC to its old value. */
+    /* During the call, no other thread may promote the descriptor, which means to make it refer to
+     * the copy: a promotion would set FD_CLOEXEC back to its old value. So the descriptor is pinned
+     * (track.h). */
     if (command == F_SETFD && monarch_track_pin(fd, 0, &pin)) {
         int done = REAL(fcntl)(fd, command, arg);
         monarch_track_unpin(fd, &pin, pin.word);
@@ -206,8 +210,9 @@ PUBLIC int fcntl(int fd, int command, ...) {
     return command == F_DUPFD || command == F_DUPFD_CLOEXEC ? duplicated(fd, r) : r;
 }
 
-/* Call this when a call sets, reads or moves a descriptor's offset. From now on, the descriptor is
- * never promoted to the copy, because a promotion does not preserve the offset. */
+/* Call this when the program sets, reads or moves a descriptor's offset. From now on, the library
+ * never promotes the descriptor (makes it refer to the copy), because a promotion does not preserve
+ * the offset. */
 static void uses_offset(int fd) { monarch_track_flag(fd, TRACK_OFFSET); }
 
 /* Handles lseek with SEEK_DATA or SEEK_HOLE. A copy has no holes. So for a copy of a sparse file,
@@ -246,8 +251,9 @@ PUBLIC FILE *fdopen(int fd, const char *mode) {
     return f;
 }
 
-/* Records that sendfile, splice or copy_file_range has read n bytes of `from`. *at: the offset
- * where the call has ended. `at` is NULL if the call used the descriptor's own offset. */
+/* Call this after sendfile, splice or copy_file_range. Counts the n bytes that the call has read
+ * from `from`. *at: the offset at which the call stopped reading. `at` is NULL if the call used the
+ * descriptor's own offset. */
 static ssize_t count_moved(int from, ssize_t n, const off64_t *at) {
     return monarch_note_read(from, n, at && n > 0 ? *at - n : -1);
 }
@@ -283,10 +289,11 @@ static int is_same_file(int one, int other) {
     return is_same;
 }
 
-/* If `from` is a descriptor of a copy, the call uses its backing descriptor instead in two cases.
- * In the first case, `to` is a descriptor of the copy's source file. The kernel must refuse
- * overlapping ranges of one file, but it considers the copy another file. In the second case, the
- * kernel has refused the call (EXDEV), because the copy and `to` are on different file systems. */
+/* If `from` is a descriptor of a copy, the bytes are read through the backing descriptor of `from`
+ * in two cases. In the first case, `to` is a descriptor of the source's file. The kernel must
+ * refuse overlapping ranges of one file, but for the kernel, the copy and the source's file are two
+ * files. In the second case, the kernel has refused the call (EXDEV), because the copy and `to` are
+ * on different file systems. */
 PUBLIC ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *to_at, size_t n,
                                unsigned flags) {
     if (!at)

@@ -15,8 +15,8 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* Maximum number of listings from the catalog that are open at a time. If all are in use, opendir
- * lists the source. */
+/* Maximum number of listings from the catalog that are open at a time. If this many are open,
+ * opendir lists the source. */
 #define DIRECTORIES 256
 
 struct directory {
@@ -64,7 +64,7 @@ static struct directory *open_listing(int dir, const char *path) {
     d->fd = -1;
     d->real = NULL;
     d->of = k;
-    /* While the session has open listings, its catalog stays mapped. */
+    /* While this count of open listings is not 0, the session's catalog stays mapped. */
     __atomic_fetch_add(&k.session->listings, 1, __ATOMIC_ACQ_REL);
     d->listing = listing;
     d->at = 0;

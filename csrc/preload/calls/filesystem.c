@@ -68,8 +68,8 @@ PUBLIC int fstatfs(int fd, struct statfs *s) {
 }
 
 /* Returns whether libc's statvfs stores the file system's type in the field after f_namemax. Older
- * versions of libc set this field to 0. The first call of this function finds out by calling libc's
- * statvfs for "/". */
+ * versions of libc set this field to 0. To find this out, the first call of this function calls
+ * libc's statvfs for "/". */
 static int tells_type(void) {
     static int known;
     struct statvfs v;
@@ -86,7 +86,7 @@ static int tells_type(void) {
     return tells & 2;
 }
 
-#define KERNEL_FILLED_FLAGS 0x20 /* a flag that the kernel's statfs has, but statvfs has not */
+#define KERNEL_FILLED_FLAGS 0x20 /* the kernel sets it in f_flags; libc's statvfs clears it */
 
 static void to_statvfs(const struct statfs *s, struct statvfs *v) {
     unsigned type = (unsigned)s->f_type;

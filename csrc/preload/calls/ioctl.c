@@ -14,17 +14,18 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* Returns the descriptor for a request that concerns the source's file: the backing descriptor of
- * `fd` if `fd` is a descriptor of a copy, otherwise `fd` itself. */
+/* Returns the descriptor on which a request about the source's file must be made. If `fd` is a
+ * descriptor of a copy, that is the backing descriptor of `fd`, which refers to the source's file
+ * (backing.h). Otherwise, it is `fd` itself. */
 static int source_of(int fd) {
     int backing = monarch_backing_fd(fd);
     return backing >= 0 ? backing : fd;
 }
 
-/* Returns the descriptor to use in place of `from` in a request that makes `to` share the blocks of
- * `from`. Blocks can be shared only within one file system. So if `from` is a descriptor of a copy,
- * and `to` is on a source's device, returns the backing descriptor of `from`, which refers to the
- * source's file. Otherwise returns `from`. */
+/* Call this before a request after which the file of `to` shares blocks with the file of `from`.
+ * Returns the descriptor to use in place of `from`. Files can share blocks only within one file
+ * system. So if `from` is a descriptor of a copy, and `to` is on a source's device, returns the
+ * backing descriptor of `from`. Otherwise returns `from`. */
 static int to_share(int from, int to) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     struct stat st;

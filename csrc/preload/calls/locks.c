@@ -19,8 +19,8 @@ static int no_lock(void) {
     return -1;
 }
 
-/* Sets *on to the descriptor on which the kernel must take a lock that the program requests on
- * `fd`. Returns 0, with errno set, if no lock can be taken. */
+/* Call this if the program requests a lock on `fd`. Stores in *on the descriptor on which the
+ * kernel must take the lock. Returns 0, with errno set, if no lock can be taken. */
 static int find_descriptor(int fd, int *on) {
     int backing = monarch_settle(fd) ? monarch_backing_fd(fd) : -2;
     if (backing == -2) {
@@ -52,12 +52,13 @@ PUBLIC int flock(int fd, int operation) {
     return find_descriptor(fd, &on) ? granted(REAL(flock)(on, operation), fd, on) : -1;
 }
 
-/* Returns whether a lock call must be repeated, because a call of monarch_close_unseen in another
- * thread may have disturbed it (locked_files.h). r: the result of the lock call, whose error is in
- * errno. closings: the value that monarch_await_closings has stored before the lock call. If no
- * call of monarch_close_unseen has begun since then, the result is 0. Otherwise the result is 1 in
- * two cases. First, the lock was granted, but may have been dropped again. Second, the lock was
- * refused because of another lock, and monarch_close_unseen may have held that other lock. */
+/* Returns whether a lock call must be repeated: if another thread has called monarch_close_unseen
+ * meanwhile, the lock call's result may be wrong (locked_files.h). r: the result of the lock call,
+ * whose error is in errno. closings: the value that monarch_await_closings has stored before the
+ * lock call. If no call of monarch_close_unseen has begun since then, returns 0. Otherwise, returns
+ * 1 in two cases. First, the lock was granted: monarch_close_unseen may have dropped this lock
+ * again. Second, the lock was refused because of another lock: monarch_close_unseen may have held
+ * that other lock. */
 static int is_doubtful(int r, uint32_t closings) {
     return (r == 0 || errno == EAGAIN || errno == EACCES) && monarch_has_closed_since(closings);
 }
@@ -75,9 +76,9 @@ static int call(int on, const struct lock_call *c) {
 }
 
 /* Makes the lock call `c` on the source's file. changes: whether the call may change the process's
- * POSIX locks. If so, a call whose result is doubtful (is_doubtful) is repeated. If the result of
- * the last repetition is still doubtful, the call fails: with ENOLCK if the lock was granted,
- * because the lock may be lost again, or with the kernel's errno if the lock was refused. */
+ * POSIX locks. If so, the call is repeated while its result is doubtful (is_doubtful). If the last
+ * result is still doubtful, this function fails. If the lock was granted, errno is ENOLCK, because
+ * the lock may be lost again. If the lock was refused, errno is the kernel's. */
 static int lock(int fd, int changes, const struct lock_call *c) {
     int on, r, old_errno = errno, rounds = 0;
     uint32_t closings;

@@ -12,9 +12,9 @@
 
 /* Returns whether the access is certainly allowed. The mode bits of the file are not enough to
  * decide this, because the kernel applies further rules. But the access is certainly allowed if the
- * kernel has already allowed it to a process of the same user. So a file may be read if it has a
- * copy. A directory may be read if the catalog has its listing, and may be searched if this listing
- * contains names. */
+ * kernel has already allowed it to another process of this user, such as the daemon. So a file may
+ * be read if it has a copy, because a process has read the file to make the copy. A directory may
+ * be read if the catalog has its listing, and may be searched if this listing contains names. */
 static int is_allowed(const struct monarch_known *k, int mode) {
     const struct monarch_entry *e = k->entry;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
@@ -89,8 +89,8 @@ PUBLIC ssize_t readlinkat(int dir, const char *path, char *target, size_t n) {
     return r == -2 ? REAL(readlinkat)(dir, path, target, n) : r;
 }
 
-/* libc's fortified functions abort a program whose buffer has less room (`size`) than the number of
- * bytes that it requests (`n`). So these cases go to libc. */
+/* If a program requests more bytes (`n`) than its buffer has room for (`size`), libc's fortified
+ * function aborts the program. So such a call goes to libc. */
 ssize_t __readlink_chk(const char *path, char *target, size_t n, size_t size);
 ssize_t __readlinkat_chk(int dir, const char *path, char *target, size_t n, size_t size);
 
@@ -106,9 +106,9 @@ PUBLIC ssize_t __readlinkat_chk(int dir, const char *path, char *target, size_t 
 /* --- where a path leads in the end ------------------------------------------------------------ */
 
 /* Writes the full path of the entry's file to *resolved, or to new memory if *resolved is NULL.
- * Returns 0 if the path is too long. The path contains no links, because the scan follows no links,
- * and the path of the source itself is resolved. This is a separate function, because its buffer
- * takes much of the stack, and few calls need the buffer. */
+ * Returns 0 if the path is too long. The path contains no links: the daemon's scan of a source
+ * follows no links, and the path of the source itself is stored without links. This is a separate
+ * function, because its buffer takes much of the stack, and few calls need the buffer. */
 __attribute__((noinline)) static int tell_path(const struct monarch_known *k, char **resolved) {
     char real[MONARCH_PATH_MAX];
     if (!monarch_source_path(k->session, k->catalog, k->entry, real))

@@ -68,10 +68,10 @@ static uint64_t count_mapped(const struct monarch_wanted *w, size_t n, off_t off
 static void *map_tracked(void *at, size_t n, int prot, int flags, int fd, off_t offset,
                          uint64_t tracked) {
     struct monarch_wanted w;
-    /* With TRACK_DIRECT, the daemon gets the descriptor after the program's reads. But the library
-     * does not see reads through a mapping, so the descriptor is handed over now. The program's
-     * reads load pages of the file into the page cache, and the daemon makes the copy from these
-     * pages. */
+    /* TRACK_DIRECT means that the daemon makes the copy from the pages that the program's reads
+     * leave in the page cache. For this, the library sends the daemon the descriptor, usually after
+     * the reads. But the library does not see reads through a mapping, so it sends the descriptor
+     * now. */
     if (tracked & TRACK_DIRECT)
         monarch_hand_over(fd, tracked, 0);
     if (!monarch_find_file(fd, tracked, &w))
@@ -112,8 +112,8 @@ PUBLIC void *mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset)
     if (__builtin_expect(tracked != 0, 0) && !(prot & PROT_EXEC))
         return map_tracked(at, n, prot, flags, fd, offset, tracked);
     void *r = REAL(mmap)(at, n, prot, flags, fd, offset);
-    /* The library may still remember an older mapping at these addresses, which a system call that
-     * the library did not see has removed. It forgets the older mapping now. */
+    /* The library may still remember an older mapping at these addresses, if it did not see the
+     * system call that removed the older mapping. So it forgets the older mapping now. */
     if (r != MAP_FAILED && !(flags & MAP_FIXED))
         monarch_mappings_say(r, n, MONARCH_FORGET);
     return r;

@@ -1,9 +1,8 @@
 /* Interposed calls that create, rename and remove names.
  *
- * Each call makes exactly the requested change, at the source. The library records that the file to
- * which the name leads has changed, and that the directory that contains the name has changed.
- * Usually, it does so before the call. So after the call, no process reads an outdated copy or
- * listing. */
+ * Each call makes exactly the requested change, at the source. The library records two changes: of
+ * the file to which the name leads, and of the directory that contains the name. Usually, it
+ * records them before the call. So after the call, no process reads an outdated copy or listing. */
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -25,8 +24,8 @@ static void before_rename(int fromdir, const char *from, int todir, const char *
 }
 
 /* Call this after a rename. Returns r, the result of the rename. Records once more that the renamed
- * trees have changed, because since the call of before_rename, the daemon may have added more files
- * of these trees to the catalog. */
+ * trees have changed: before_rename has recorded it too, but since then, the daemon may have added
+ * more files of these trees to the catalog. */
 static int after_rename(int r, int fromdir, const char *from, int todir, const char *to) {
     int error = errno;
     if (r == 0 && __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE)) {
@@ -79,7 +78,8 @@ __attribute__((noinline)) static int link_changed(int fromdir, const char *from,
         from = monarch_file_to_change(fromdir, from, flags & AT_SYMLINK_FOLLOW, real);
     if (source)
         return REAL(linkat)(AT_FDCWD, source, todir, to, 0);
-    /* `real` is the path of the file itself, so no link is followed. */
+    /* If `from` led to a copy, it is now `real`, the path of the source's file. In this case, no
+     * link need be followed, so the flags are 0. */
     return REAL(linkat)(fromdir, from, todir, to, from == real ? 0 : flags);
 }
 

@@ -18,8 +18,8 @@ __attribute__((noinline)) static int open_for_change(int dir, const char *path, 
                                                      mode_t mode, int plain) {
     char real[MONARCH_PATH_MAX];
     int follow = !(flags & O_NOFOLLOW), old_errno = errno;
-    /* The open truncates the file. This change is recorded before the open, because the caller may
-     * be killed right after the open. */
+    /* An open with O_TRUNC changes the file. The change is recorded before the open, because the
+     * caller may be killed right after the open. */
     if (flags & O_TRUNC)
         path = monarch_file_to_change(dir, path, follow, real);
     int fd = plain ? REAL(open)(path, flags, mode) : REAL(openat)(dir, path, flags, mode);
@@ -43,8 +43,8 @@ __attribute__((noinline)) static int open_for_change(int dir, const char *path, 
     return fd;
 }
 
-/* Waits for a copy that is being filled, and opens the copy. Returns -1 if the source must be
- * opened instead. */
+/* Waits for a copy that the daemon is making or will soon make, and opens the copy. Returns -1 if
+ * the source must be opened instead. */
 __attribute__((noinline)) static int open_awaited(struct session *s, int dir, const char *path,
                                                   int flags, struct monarch_opening *o) {
     int old_errno = errno;
@@ -54,9 +54,9 @@ __attribute__((noinline)) static int open_awaited(struct session *s, int dir, co
     errno = old_errno;
     if (fd >= 0) {
         monarch_opened_copy(s, o);
-        /* The file had no copy when this open began, so the program's reads of the file must be
-         * counted (progress.h). The library does not see reads of a copy. So it counts the whole
-         * file as read now. */
+        /* The program's reads of a file are counted if the file had no copy when the open began
+         * (progress.h). But the library does not see reads of a copy, so it counts the whole file
+         * as read now. */
         monarch_progress(s, (uint64_t)o->id, o->entry->size);
     }
     return fd;
@@ -75,10 +75,10 @@ static int is_promoted(struct session *s, const struct monarch_opening *o, int f
     return monarch_promote(fd, monarch_tracked(fd), &w);
 }
 
-/* Call this if `path` seemed to be outside all sources, but after the open, the library has learned
- * that the directory of `path` leads into a source. Looks up `path` again. If the file has a copy,
- * makes `fd`, the result of the open, refer to the copy. This is done for the first open in the
- * directory, because the program may open no other file there. */
+/* Call this after an open of a path that seemed to be outside all sources. The library found out
+ * after the open that the path's directory leads into a source. Looks up `path` again. If the file
+ * has a copy, makes `fd`, the result of the open, refer to the copy. Without this, the first open
+ * in the directory would not use a copy, and the program may open no other file there. */
 __attribute__((noinline)) static void open_learnt(struct session *s, int dir, const char *path,
                                                   int flags, uint64_t took_ns, int fd) {
     struct monarch_opening o;
@@ -207,8 +207,8 @@ static int made(int fd, const char *name) {
     return fd;
 }
 
-/* Returns the flags in *how. n: size of the caller's struct open_how, which may be older or newer
- * than the library's. */
+/* Returns the flags in *how. n: size of the caller's struct open_how, which may be an older or a
+ * newer version of the struct than the library's. */
 static int64_t flags_of(const struct open_how *how, size_t n) {
     MAYBE_NULL(how);
     return how && n >= sizeof how->flags ? (int64_t)how->flags : O_RDONLY;
@@ -234,7 +234,8 @@ PUBLIC int openat2(int dir, const char *path, const struct open_how *how, size_t
 }
 
 /* The library cannot find out from the handle alone which file the handle identifies. So before an
- * open that truncates the file, it opens the file with O_PATH, and records the change. */
+ * open that truncates the file, this function opens the file with O_PATH, and records the change
+ * for that descriptor. */
 PUBLIC int open_by_handle_at(int mount, struct file_handle *handle, int flags) {
     int old_errno = errno, changes = monarch_may_change(flags);
     if (changes && flags & O_TRUNC && __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE)) {

@@ -24,8 +24,8 @@
 
 /* --- which file ------------------------------------------------------------------------------- */
 
-/* Returns whether the copy may be read. monarch_sees_source is checked because, after a chroot or
- * in another mount namespace, the path of the copy may lead to another file. */
+/* Returns whether the copy may be read. After a chroot or in another mount namespace, the path of
+ * the copy may lead to another file. So monarch_sees_source is checked too. */
 static int is_readable(int fd, const struct monarch_wanted *w) {
     struct session *s = w->session;
     return MONARCH_WORD_STATE(__atomic_load_n(&w->entry->word, __ATOMIC_ACQUIRE)) !=
@@ -51,8 +51,9 @@ int monarch_find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
         monarch_tick(s);
         if (!(w->version & 1) && is_readable(fd, w))
             return 1;
-        /* Below, the descriptor is removed from the table, so the library will not see later reads
-         * through it. So the whole file is counted as read now. */
+        /* In the state BYPASS, the file gets no copy. The descriptor is removed from the table
+         * below, and the library does not see later reads through it. So the whole file is counted
+         * as read now. */
         if (!(tracked & TRACK_OFFSET) && MONARCH_WORD_STATE(__atomic_load_n(
                                              &w->entry->word, __ATOMIC_ACQUIRE)) == MONARCH_BYPASS)
             monarch_count_source(s, w->entry->size);
@@ -63,8 +64,9 @@ int monarch_find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
          * has started yet */
         return 0;
     }
-    /* A word with TRACK_OFFSET stays in the table, because another thread may need it: the other
-     * thread may have moved the offset to claim bytes, and may have to move the offset back. */
+    /* The descriptor's word stays in the table if it has TRACK_OFFSET, because another thread may
+     * need the word: that thread may have moved the offset to claim bytes, and may have to move the
+     * offset back. */
     if (!(tracked & TRACK_OFFSET))
         monarch_untrack_seen(fd, tracked);
     return 0;
@@ -96,9 +98,10 @@ int monarch_is_coming(const struct monarch_wanted *w, uint64_t word) {
            monarch_request_fill(w->session, w->entry, w->id, w->n);
 }
 
-/* Reads the range [w->at, w->at + w->n), which lies within the file, from the copy. Waits for bytes
- * that are being filled. Stops at the first byte that the copy cannot provide. Returns the number
- * of bytes read. The caller reads the rest of the range from the source. */
+/* Reads the range [w->at, w->at + w->n), which lies within the file, from the copy. If the copy is
+ * not complete yet, may wait for the missing bytes. Stops at the first byte that the copy cannot
+ * provide. Returns the number of bytes read. The caller reads the rest of the range from the
+ * source. */
 static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
     uint64_t begin = w->at, filling = 0;
     struct monarch_stats *stats = monarch_my_stats(w->session);
@@ -171,18 +174,19 @@ static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n,
 }
 
 /* Reads from the source the bytes that the copy did not provide. After the read, checks whether
- * `fd` referred to the caller's open file throughout the read. If it did not, for example because
- * another thread has promoted the descriptor to the copy, the bytes may come from another file.
- * They are then discarded, and the range is read a second time: from the copy if the copy is
- * complete by now, otherwise from the source's file, which is opened by its path. */
+ * `fd` referred to the caller's open file throughout the read. If it did not, the bytes may come
+ * from another file: for example, another thread may have promoted the descriptor, which means that
+ * it now refers to the copy. In this case, the bytes are discarded, and the range is read a second
+ * time: from the copy if the copy is complete by now, otherwise from the source's file, which is
+ * opened by its path. */
 static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     int old_errno = errno;
     uint64_t began_ns = monarch_now_ns();
     ssize_t r = REAL(pread)(fd, buf, n, at);
     monarch_note_source_read(monarch_now_ns() - began_ns);
-    /* Comparing the files is not enough: during the read, `fd` may have referred to another file,
-     * and may by now belong to a later open of the caller's file. So the descriptor's words
-     * (track.h) are compared too. The words of any two opens differ. */
+    /* A comparison of the files is not enough: during the read, `fd` may have referred to another
+     * file, and may refer to a later open of the caller's file by now. So the descriptor's word in
+     * the table (track.h) is compared too: no two opens have the same word. */
     if (!((monarch_tracked(fd) ^ w->tracked) & ~TRACK_FLAGS) && monarch_is_callers(fd, w))
         return monarch_note_read(fd, r, at);
     errno = old_errno;
@@ -200,8 +204,8 @@ static int is_absurd(size_t n) { return n >> 46 != 0; }
 
 /* Reads n bytes at the offset `at`: from the copy up to the first byte that the copy lacks, and
  * from there on from the source. joined: 1 if the caller puts the results of several calls
- * together, so that all bytes must come from one file. The result can be OTHER_FILE only if
- * `joined` is 1. */
+ * together. All bytes must then come from one file. The result can be OTHER_FILE only if `joined`
+ * is 1. */
 static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, off_t at,
                        int joined) {
     uint64_t size = w->entry->size;
@@ -238,8 +242,8 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
     tracked &= ~TRACK_DIRECT;
     if (!monarch_find_file(fd, tracked, w))
         return 0;
-    /* If the promotion succeeds, the descriptor refers to the copy. But another thread may close
-     * the descriptor at any time, so this read does not use it. This read opens the copy by its
+    /* A promotion makes the descriptor refer to the copy. But this read does not use the
+     * descriptor, because another thread may close it at any time. This read opens the copy by its
      * path. */
     if (monarch_promote(fd, monarch_tracked(fd), w))
         monarch_progress_unseen(w->session, w->id, n);
@@ -380,7 +384,7 @@ PUBLIC ssize_t readv(int fd, const struct iovec *parts, int count) {
     if (__builtin_expect(tracked == 0, 1) || !are_usable(parts, count, &n) ||
         !served(fd, tracked, TRACK_OFFSET, n, &w) || !claim_offset(fd, tracked, &w, n))
         return monarch_note_read(fd, REAL(readv)(fd, parts, count), -1);
-    long wanted = (long)w.n; /* the next call reads bytes that were appended meanwhile */
+    long wanted = (long)w.n; /* bytes that are appended meanwhile are left to the next call */
     ssize_t r = fill_parts(fd, &w, parts, count, w.n, (off_t)w.at);
     if (r == OTHER_FILE)
         return REAL(readv)(fd, parts, count);

@@ -2,8 +2,9 @@
  *
  * The library may be about to replace a mapping of a source's file by a mapping of the file's copy
  * (mappings.h). Before each of these calls, the library makes sure that no mapping in the range is
- * being replaced. In most cases, it also ensures that none will be replaced later. If the call then
- * fails, the only effect is that these mappings stay on the source. */
+ * being replaced. For most calls, it also ensures that no mapping in the range will be replaced
+ * later. If the program's call then fails, the only effect is that these mappings stay on the
+ * source. */
 #include <stdarg.h>
 #include <sys/mman.h>
 
@@ -28,8 +29,8 @@ PUBLIC void *mremap(void *at, size_t n, size_t wanted, int flags, ...) {
     return REAL(mremap)(at, n, wanted, flags, to);
 }
 
-/* Only mappings with the protection PROT_READ wait for their copies. So a call that sets PROT_READ
- * does not change such a mapping. */
+/* All mappings that wait for their copies have the protection PROT_READ. So a call that sets
+ * PROT_READ does not change these mappings. */
 PUBLIC int mprotect(void *at, size_t n, int prot) {
     if (prot != PROT_READ)
         monarch_mappings_say(at, n, MONARCH_FORGET);

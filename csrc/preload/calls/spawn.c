@@ -41,9 +41,9 @@ static const struct action *actions_of(const posix_spawn_file_actions_t *actions
 typedef int add_chdir(posix_spawn_file_actions_t *, const char *);
 typedef int add_fchdir(posix_spawn_file_actions_t *, int);
 
-/* Adds to `list`, which has two actions, the actions that change the child's directory. Returns
- * whether they have the expected layout. Returns 1 for glibc before 2.29, which has no such
- * actions. */
+/* Adds two actions to `list`, which has two actions already. The new actions change the child's
+ * directory. Returns whether the new actions have the expected layout. Returns 1 for glibc before
+ * 2.29, which has no such actions. */
 static int directories_are_as_expected(posix_spawn_file_actions_t *list) {
     void *chdir_at = NULL, *fchdir_at = NULL;
     add_chdir *chdir_to =

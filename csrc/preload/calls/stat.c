@@ -135,9 +135,8 @@ PUBLIC int lstat(const char *path, struct stat *st) {
 
 PUBLIC int fstat(int fd, struct stat *st) {
     int r = REAL(fstat) ? REAL(fstat)(fd, st) : (int)monarch_result(sys_fstat(fd, st));
-    /* The copy may have been removed between fstat and the check by `correct`, which expects a
-     * removed copy to have the link count 0. *st has the link count from before the removal. So
-     * fstat is called again. */
+    /* If the copy was removed right after fstat, *st has the link count from before the removal.
+     * But `correct` expects a removed copy to have the link count 0. So fstat is called again. */
     if (r == 0 && !correct(st) && may_be_copy(st) && sys_fstat(fd, st) == 0)
         correct(st);
     return r;
@@ -193,7 +192,7 @@ static int real_statx(int dir, const char *path, int flags, unsigned mask, struc
 }
 
 /* Fills *x from `st`, which came from the catalog. Some fields of *x are the same for all files of
- * a source. They come from the source's `filesystem`. */
+ * a source. These fields come from `filesystem`, a field of the source. */
 static void fill_statx(const struct session *s, const struct monarch_entry *e,
                        const struct stat *st, unsigned mask, struct statx *x) {
     const struct monarch_filesystem *f = &s->control->source[e->source].filesystem;
@@ -225,9 +224,9 @@ static int can_fill_statx(struct session *s, const struct monarch_entry *e, unsi
            s->control->source[e->source].filesystem.statx_mask[0] && monarch_mounts_are_ours(s);
 }
 
-/* Stores in *mtime the mtime of a file that may be a copy, because some copies are recognized by a
- * stamp in their mtime (monarch_stamp). If the program's call has not requested the mtime, newer
- * kernels do not store the mtime in *x, so this function makes another call of statx. */
+/* Some copies are recognized by a stamp in their mtime (monarch_stamp). So this function stores in
+ * *mtime the mtime of a file that may be a copy. If the program's call has not requested the mtime,
+ * newer kernels do not store it in *x. In this case, the function makes another call of statx. */
 __attribute__((noinline)) static void time_of_copy(int dir, const char *path, int flags,
                                                    const struct statx *x, struct timespec *mtime) {
     struct statx now;

@@ -62,7 +62,7 @@ static void opened_copy(struct session *s, const struct monarch_opening *o, cons
 }
 
 /* Opens a stream on a copy. Uses open instead of fopen, because a link in the place of the copy
- * must not be followed, and no mode of fopen means O_NOFOLLOW. Returns NULL if the copy cannot be
+ * must not be followed, and fopen has no mode for O_NOFOLLOW. Returns NULL if the copy cannot be
  * opened, or if `mode` contains more than the letters r, b and e (for example `ccs=`). The caller
  * then opens the source's file. */
 static FILE *open_copy(const struct monarch_opening *o, const char *mode) {

@@ -25,8 +25,8 @@ static int is_on_source(const struct session *s, const struct stat *st) {
     return s && monarch_source_on(s, st->st_dev, 0) >= 0;
 }
 
-/* Records a change of the file that `st` describes. is_tree: 1 if it is a directory, and everything
- * below it has changed. Returns whether the file is on a source's device. */
+/* Records a change of the file that `st` describes. is_tree: 1 if the file is a directory, and
+ * everything below it has changed. Returns whether the file is on a source's device. */
 static int mark(struct session *s, const struct stat *st, int is_tree) {
     int is_told = monarch_lacks_room() && monarch_tell_change(st, is_tree);
     if (!is_on_source(s, st))
@@ -43,10 +43,10 @@ static int mark(struct session *s, const struct stat *st, int is_tree) {
 /* --- replaced files --------------------------------------------------------------------------- */
 
 /* A process without the library may have replaced or removed a file, and the daemon may not have
- * noticed this yet. The file that is at a path now then differs from the file that the catalog has
- * for this path. When a program changes the file that is at the path now, the library marks the
- * catalog's file as changed too. Otherwise, the copy of the catalog's file would still be served,
- * and the program would not see its own change. */
+ * noticed this yet. The path then no longer leads to the file that the catalog has for it. When a
+ * program changes the file that is at the path now, the library also marks the catalog's file for
+ * this path as changed. Otherwise, the copy of the catalog's file would still be served, and the
+ * program would not see its own change. */
 
 static void mark_below(struct session *s, const struct monarch_catalog *c,
                        const struct monarch_entry *directory, uint64_t count) {
@@ -73,11 +73,11 @@ static void mark_parent(struct session *s, const struct monarch_catalog *c,
                              monarch_entries(c)[id].ino);
 }
 
-/* Marks the entry's file as changed, unless that file is still at the entry's path: it is marked
- * separately in this case. Also marks the file's directory, because the catalog's listing of the
- * directory still contains the file. If the file is itself a directory, also marks all entries
- * below it. now: attributes of the file that is at the entry's path now, or NULL if there is
- * none. */
+/* Marks the entry's file as changed, unless that file is still at the entry's path. (If the file
+ * that is at the path now was changed, the function `mark` marks that file.) Also marks the file's
+ * directory, because the catalog's listing of the directory still contains the file. If the file is
+ * itself a directory, also marks all entries below it. now: attributes of the file that is at the
+ * entry's path now, or NULL if there is none. */
 static void mark_entry(struct session *s, const struct monarch_catalog *c, int64_t id,
                        const struct stat *now) {
     const struct monarch_entry *e = &monarch_entries(c)[id];
@@ -160,8 +160,9 @@ static void mark_known(struct session *s, int r, const struct stat *now, int dir
         mark_entry(s, c, id, r == 0 ? now : NULL);
 }
 
-/* A table of files outside all sources that a program has opened for writing by an absolute path.
- * With this table, the library need not ask the kernel for the path of such a file at each open.
+/* A table of files that a program has opened for writing by an absolute path, and that lie outside
+ * all sources. With this table, the library need not ask the kernel for the path of such a file at
+ * each open.
  *
  * An entry of the table is a hash of the session, its number of sources, the path, and the identity
  * of the opened file. If the same path leads to the same file again, the library assumes that the
@@ -187,8 +188,8 @@ static uint64_t outside_file(const struct session *s, const char *path, const st
 }
 
 /* Call this after an open of `path` that may have changed or created the file. fd: the opened file.
- * now: its attributes. If the catalog has another file at the path of `fd`, marks that other file
- * as changed. Returns whether the path of `fd` was written to `name`. */
+ * now: the file's attributes. If the catalog has another file for the path of `fd`, marks that
+ * other file as changed. Returns whether the path of `fd` was written to `name`. */
 static int mark_known_opened(int fd, const struct stat *now, const char *path, char *name) {
     const struct monarch_catalog *c;
     struct session *s;
@@ -208,8 +209,7 @@ static int mark_known_opened(int fd, const struct stat *now, const char *path, c
     return is_named;
 }
 
-/* --- changed files -----------------------------------------------------------------------------
- */
+/* --- changed files ---------------------------------------------------------------------------- */
 
 int monarch_changed_file(int dir, const char *path, int follow) {
     struct session *s;
@@ -327,8 +327,8 @@ int monarch_means_descriptor(const char *path, int flags) {
     return (flags & AT_EMPTY_PATH) && path && !*path;
 }
 
-/* Marks the directory that contains `path` as changed. `path` must not be empty. It is shortened in
- * place to the directory's path. */
+/* Marks the directory that contains `path` as changed. `path` must not be empty, and is shortened
+ * in place to the directory's path. */
 static void mark_above(struct session *s, int dir, char *path) {
     struct stat st;
     size_t n = strlen(path);

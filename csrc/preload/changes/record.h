@@ -12,15 +12,16 @@
  * ignore a file that is not on a source's device. follow: whether a link at the end of the path is
  * followed.
  *
- * monarch_changed_path records the file that is at the path now. If the catalog has another file at
- * this path, the function also records that other file, as monarch_changed_known does. Returns
- * whether the file that is at the path now is on a source's device. */
+ * monarch_changed_path records a change of the file that is at the path now. If the catalog has
+ * another file for this path, also records a change of that other file (monarch_changed_known).
+ * Returns whether the file that is at the path now is on a source's device. */
 int monarch_changed_path(int dir, const char *path, int follow);
-/* Does the same, but records only the file that is at the path now, and needs less stack. */
+/* Does the same as monarch_changed_path, but records only a change of the file that is at the path
+ * now, and needs less stack. */
 int monarch_changed_file(int dir, const char *path, int follow);
-/* Call this after the program's call with this path has succeeded. If the catalog has another file
- * at `path` than the one that is there now, records that the catalog's file has changed: a process
- * without the library may have replaced it after the daemon's scan. */
+/* Call this after the program's call with this path has succeeded. A process without the library
+ * may have replaced the file at `path` after the daemon's scan, so that the catalog still has the
+ * old file. In this case, records that the old file has changed. */
 void monarch_changed_known(int dir, const char *path, int follow);
 void monarch_changed_fd(int fd);
 /* Records a change of the file at `path`. If this file is a directory, also records a change of all
@@ -29,19 +30,19 @@ void monarch_changed_tree(int dir, const char *path);
 
 /* Call this before a call that changes the file to which `path` leads. Records the change, like
  * monarch_changed_path. Returns the path that the caller must pass to the changing call. If `path`
- * leads to a copy (for example as /proc/self/fd/N), this is the path of the source's file, which is
- * stored in `real` (MONARCH_PATH_MAX bytes). Otherwise it is `path`. If the source's file is no
- * longer at its path, `real` is set to the empty string: the changing call then fails with ENOENT,
- * and no other file is changed. */
+ * leads to a copy (for example, /proc/self/fd/N), writes the path of the source's file to `real`
+ * (MONARCH_PATH_MAX bytes), and returns `real`. Otherwise, returns `path`. If the source's file is
+ * no longer at its path, `real` is set to the empty string: the changing call then fails with
+ * ENOENT, and no other file is changed. */
 const char *monarch_path_to_change(int dir, const char *path, int follow, char *real);
-/* Does the same as monarch_path_to_change, but needs less stack, and records only the file that is
- * at the path now. Call monarch_changed_known after the change, to record the catalog's file
- * too. */
+/* Does the same as monarch_path_to_change, but needs less stack, and records only a change of the
+ * file that is at the path now. If the catalog may have another file for this path, call
+ * monarch_changed_known after the changing call. */
 const char *monarch_file_to_change(int dir, const char *path, int follow, char *real);
 /* Call this before a call that changes the file of the descriptor `fd`. Records the change. If `fd`
- * is a descriptor of a copy, returns the path of the source's file in `real`, like
- * monarch_path_to_change; the caller must make the change by this path. Otherwise returns NULL, and
- * the caller must make the change by `fd` itself. */
+ * is a descriptor of a copy, writes the path of the source's file to `real`, as
+ * monarch_path_to_change does, and returns `real`. The caller must then change the file at this
+ * path. Otherwise, returns NULL, and the caller must make the change by `fd` itself. */
 const char *monarch_fd_to_change(int fd, char *real);
 /* monarch_is_copy returns whether `fd` is a descriptor of a copy. monarch_leads_to_copy returns
  * whether the path leads to a copy: for example, the name of a copy's descriptor in /proc or /dev
@@ -79,8 +80,9 @@ static inline int monarch_may_change(int flags) {
     return (flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC) || monarch_needs_mode(flags);
 }
 
-/* Returns whether a call with these arguments concerns the file of its directory descriptor: `path`
- * is empty, and `flags` contains AT_EMPTY_PATH. */
+/* Returns whether a call with these arguments concerns the file of the directory descriptor itself,
+ * and not a file in that directory. This is the case if `path` is empty, and `flags` contains
+ * AT_EMPTY_PATH. */
 int monarch_means_descriptor(const char *path, int flags);
 
 /* Call this when the name `path` is created or removed. Records that the listing of its directory

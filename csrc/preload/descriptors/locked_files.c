@@ -12,8 +12,8 @@
 /* --- locked files ----------------------------------------------------------------------------- */
 
 /* A Bloom filter of the files with locks (two bits per file). Its size is fixed, and bits are never
- * cleared. Rarely, it reports a file without locks. If a process locks thousands of files, it
- * reports most other files too. A wrong report only costs time. */
+ * cleared. Rarely, the filter reports a file that has no locks. If a process locks thousands of
+ * files, the filter reports most other files too. A wrong report only costs time. */
 #define LOCKED_BITS 8192
 static uint64_t locked[LOCKED_BITS / 64] SELDOM;
 
@@ -35,15 +35,16 @@ void monarch_note_locks(uint64_t dev, uint64_t ino) {
 
 /* --- closing ---------------------------------------------------------------------------------- */
 
-/* Maximum number of locked ranges of one file that a closing preserves. Locks on more ranges are
- * lost. */
+/* Maximum number of locked ranges of one file that a call of monarch_close_unseen preserves. Locks
+ * on further ranges are lost. */
 #define MOST 128
 #define WORD 24
 
 /* A closing is a call of monarch_close_unseen. The lower half of `under_way` is the number of
- * closings that have begun but not ended. The upper half is the pid of the process that makes them.
- * By the pid, a forked child recognizes closings of its parent. It ignores them, because none of
- * its own threads will end them. `so_far` is the number of all closings that have begun. */
+ * closings that have begun but not ended. The upper half is the pid of the process that makes these
+ * closings. By the pid, a forked child recognizes closings of its parent. The child ignores its
+ * parent's closings, because no thread of the child will end them. `so_far` is the number of all
+ * closings that have begun. */
 static uint64_t under_way;
 static uint32_t so_far;
 /* Maximum time [ns] that monarch_await_closings waits for the end of all closings. A closing takes
@@ -133,12 +134,12 @@ static void read_locks_of(int fd, void *data) {
  * of the file is closed. The second locks belong to a new open file, not to the process. They end
  * when nothing refers to this open file any longer. This function closes the descriptor of the open
  * file at once, but a mapping still refers to the open file. The caller ends the second locks by
- * unmapping. It must not end them by closing a descriptor, because that would also drop the locks
- * that take_again has just taken.
+ * removing the mapping. It must not close a descriptor of the file to end them, because that would
+ * also drop the locks that take_again has just taken.
  *
  * A write lock cannot be held twice. So after the close has dropped the process's write locks,
- * another process may get them before take_again does. Returns the mapping, or a negative number if
- * there is none. */
+ * another process may take such a lock before take_again does. Returns the mapping, or a negative
+ * number if there is none. */
 static long hold_meanwhile(const struct saved_locks *h) {
     char path[64];
     put_number(put(path, "/proc/self/fd/"), (uint64_t)h->but, 10, 1);

@@ -8,8 +8,8 @@
 #include <stdint.h>
 
 /* monarch_note_locks records that this process has taken a lock on the file, or has requested
- * asynchronous signals about it. monarch_has_locks returns whether this was recorded. Rarely, it
- * returns 1 for another file too. */
+ * asynchronous signals about it. monarch_has_locks returns whether this was recorded. Rarely,
+ * monarch_has_locks returns 1 for another file too. */
 void monarch_note_locks(uint64_t dev, uint64_t ino);
 int monarch_has_locks(uint64_t dev, uint64_t ino);
 
@@ -20,11 +20,11 @@ int monarch_has_locks(uint64_t dev, uint64_t ino);
 void monarch_close_unseen(int fd, int kept);
 
 /* A closing is a call of monarch_close_unseen. A closing in one thread disturbs lock calls in other
- * threads in three ways. First, it may drop a lock that another thread has just taken. Second, it
- * may take a lock again that another thread has just released. Third, it holds locks for a moment,
- * and another thread's lock call may be refused because of them. So a thread that changes a lock
- * first waits until no closing is under way. If a closing has begun during the change, the thread
- * repeats the change, up to MONARCH_LOCK_ROUNDS times:
+ * threads in three ways. First, the closing may drop a lock that another thread has just taken.
+ * Second, the closing may take a lock again that another thread has just released. Third, the
+ * closing holds locks for a moment, and another thread's lock call may be refused because of these
+ * locks. So a thread that changes a lock first waits until no closing is under way. If a closing
+ * has begun during the change, the thread repeats the change, up to MONARCH_LOCK_ROUNDS times:
  *
  *     do
  *         if (!monarch_await_closings(&closings))

@@ -131,9 +131,9 @@ static int is_of_copy(int fd, uint64_t w) {
     return s->control->source[e->source].dev != dev || e->ino != x.stx_ino;
 }
 
-/* Makes one step of a wait for the unpinning of a descriptor. The waiting thread calls this
- * function in a loop. w: the descriptor's word. n: the number of earlier calls. Usually the
- * function only pauses. Returns the descriptor's current word.
+/* Call this in a loop that waits until a descriptor is unpinned. w: the descriptor's word. n: the
+ * number of earlier calls in this loop. Usually the function only pauses. Returns the descriptor's
+ * current word.
  *
  * A promotion pins the descriptor, makes it refer to the copy, and makes the kernel close the
  * source's file. That close may have to wait for the source, but other threads need not wait for
@@ -166,9 +166,9 @@ void monarch_track_flag_slow(int fd, uint64_t flag) {
 void monarch_track_again(int fd, int fresh) {
     uint64_t w = monarch_tracked(fd);
     struct session *s = w ? monarch_track_session(w) : NULL;
-    /* A descriptor of an earlier session is not tracked again, because the entry numbers of that
-     * session are not valid in the current session. In this case, `s` is monarch_waiting, which has
-     * no `clients`. */
+    /* If `fd` was tracked in an earlier session, its duplicate is not tracked, because the entry
+     * numbers of that session are not valid in the current session. In this case, `s` is
+     * monarch_waiting, which has no `clients`. */
     if (s && s->clients && (unsigned)fresh < MONARCH_TRACKED &&
         !(w & TRACK_HANDED && monarch_is_unmet(monarch_track_entry(w)))) {
         monarch_track(s, fresh, monarch_track_entry(w), w & TRACK_HANDED ? 0 : w & TRACK_DIRECT);
@@ -218,7 +218,8 @@ void monarch_untrack_slow(int fd) {
     unsigned in_all = 0;
     uint64_t w = monarch_tracked(fd);
     /* A child of vfork may reach this point too, and then removes the word from its parent's table.
-     * The parent needs the word no longer, because the descriptor was handed over already. */
+     * The parent needs the word no longer, because the descriptor was already handed over to the
+     * daemon. */
     if (w & TRACK_HANDED && !(w & (TRACK_PINNED | TRACK_SEEKING)) && change(fd, &w, 0))
         return;
     if (monarch_track_is_mine())
@@ -255,7 +256,8 @@ void monarch_track_share_all(void) {
 
 /* --- pinning ---------------------------------------------------------------------------------- */
 
-/* Returns whether the descriptor is never promoted, and so need not be pinned. */
+/* Returns whether the descriptor is never promoted (made to refer to the copy). Such a descriptor
+ * need not be pinned. */
 static int is_kept(uint64_t w) { return (w & (TRACK_OFFSET | TRACK_SHARED)) != 0; }
 
 int monarch_track_pin(int fd, uint64_t expected, struct monarch_pin *pin) {
@@ -321,7 +323,8 @@ long monarch_track_seek(int fd, uint64_t tracked, long by) {
             return -1;
         uint64_t signals = sys_signals(SIG_BLOCK, ~0ULL);
         int begins = begin_seek(fd, &w);
-        /* lseek ignores the fourth argument. Other threads find this call in /proc by it. */
+        /* lseek ignores the fourth argument. By this argument, other threads recognize the call in
+         * /proc. */
         long at = begins ? sys6(SYS_lseek, fd, by, SEEK_CUR, (long)seek_of(w), 0, 0) : -1;
         if (begins)
             end_seek(fd, seek_of(w));

@@ -17,17 +17,17 @@
  * refer to the copy (promote.h). */
 #define TRACK_OFFSET 1ULL /* the descriptor's own offset was used: never promoted to the copy */
 #define TRACK_SHARED 2ULL /* the descriptor was duplicated, or may have locks: never promoted */
-/* A thread has pinned the descriptor, which means that no other thread may change it. A thread that
- * wants to change it waits until the descriptor is unpinned, or refers to the copy. */
+/* A thread has pinned the descriptor, which means that no other thread may change the descriptor.
+ * Another thread that wants to change it waits until it is unpinned or refers to the copy. */
 #define TRACK_PINNED 4ULL
 /* A thread is about to call lseek for the descriptor. Another thread must not close or replace the
  * descriptor until the lseek is inside the kernel, which then holds a reference to the open
  * file. */
 #define TRACK_SEEKING 8ULL
-/* The program's reads go to the source, and serve as the file's fill: when the whole file was read,
- * the library hands the descriptor over to the daemon, which makes the copy (handover.h). */
+/* The program's reads go to the source. When the whole file was read, the library hands the
+ * descriptor over to the daemon, which makes the copy from the page cache (handover.h). */
 #define TRACK_DIRECT (1ULL << 62)
-/* The descriptor was handed over. */
+/* The descriptor was handed over to the daemon. */
 #define TRACK_HANDED (1ULL << 63)
 /* A fork has shared the open file with another process. */
 #define TRACK_FORKED (1ULL << 61)
@@ -48,8 +48,8 @@ static inline struct session *monarch_track_session(uint64_t w) {
  * inode number. */
 static inline uint64_t monarch_track_entry(uint64_t w) { return (w >> 32 & 0x3FFFFFF) - 1; }
 /* Creates a page of memory by which a process notices that it is the child of a fork that the
- * library did not see. For example, daemon and forkpty make such forks. Call this before the first
- * descriptor is tracked. */
+ * library did not see. For example, libc's functions daemon(3) and forkpty(3) make such forks. Call
+ * this before the first descriptor is tracked. */
 void monarch_track_mark(void);
 /* Returns whether the table describes this process's descriptors. A child of vfork runs in its
  * parent's memory, so the table that it sees describes the parent's descriptors. */
