@@ -31,8 +31,8 @@ static int is_settled(const struct monarch_clients *m, const struct monarch_cata
            !(state == MONARCH_ABSENT && monarch_is_requested(m, id));
 }
 
-/* Reads all demands before it answers the first demand. A reader that is woken here may place a new
- * demand at once. This call must not answer such a new demand. */
+/* First reads all demands, and then answers them. A reader that is woken by an answer may place a
+ * new demand at once, and this call must not answer the new demand. */
 uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_catalog *c) {
     uint64_t standing[MONARCH_DEMANDS], waiting = 0;
     for (int i = 0; i < MONARCH_DEMANDS; i++)

@@ -1,7 +1,8 @@
 /* Reads what clients report to the daemon, and waits on the daemon's doorbell.
  *
- * Clients set bits in bitmaps to report which files they request, open and read. They also report
- * which files they change. */
+ * To report which files they request, open and read, clients set bits in bitmaps. To report which
+ * files they change, clients mark the files in the changed filter, or append records to the file
+ * `changes`. */
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -10,9 +11,9 @@
 #include "native.h"
 #include "shared/doorbell.h"
 
-/* Reads and clears the bits of one word, and stores the numbers of the files. The word's summary
- * bit is cleared before the word is read. If a client sets a bit of the word after that, it also
- * sets the summary bit again, so the daemon misses no bit. */
+/* Reads and clears the bits of one word, and stores in `ids` the numbers of the files whose bits
+ * were set. The word's summary bit is cleared before the word is read. If a client sets a bit of
+ * the word after that, it also sets the summary bit again, so the daemon misses no bit. */
 static uint64_t take_word(struct monarch_bits *b, uint64_t word, uint64_t count, uint64_t *ids) {
     uint64_t n = 0;
     __atomic_fetch_and(&b->summary[word / 64], ~(1ULL << (word % 64)), __ATOMIC_SEQ_CST);

@@ -47,8 +47,9 @@ static int is_abandoned(uint64_t state) {
            kill((pid_t)(state >> WRITER_SHIFT), 0) != 0 && errno == ESRCH;
 }
 
-/* Makes the caller the only writer of the sample, and returns 1. Returns 0 if another process has
- * stored the sample or is writing it, or if there was no room for the sample earlier. */
+/* Makes this process the only writer of the sample, and returns 1. Returns 0 in three cases: the
+ * sample is stored; a process is writing the sample; or an earlier call has found no room for the
+ * sample. */
 static int claim(struct monarch_kept_sample *sample) {
     uint64_t state = __atomic_load_n(&sample->state, __ATOMIC_RELAXED);
     uint64_t mine = (uint64_t)getpid() << WRITER_SHIFT | MONARCH_KEPT_WRITING;

@@ -18,8 +18,9 @@
  * when the reads in flight have ended.
  *
  * The calling thread and further threads make the reads. The further threads are kept for later
- * calls. Usually they are woken when a call begins. But if few reads of the previous call had to
- * wait for a disk or the network, they are woken only after a read of this call has had to wait. */
+ * calls. Usually they are woken at the beginning of a call. But if few reads of the previous call
+ * had to wait for a disk or the network, the calling thread begins alone. It wakes the further
+ * threads only after a read had to wait. */
 uint64_t monarch_read_all(const int32_t *descriptors, const int64_t *offsets,
                           const int64_t *lengths, char *const *out, uint64_t n, int in_flight,
                           int *error);
@@ -58,9 +59,9 @@ struct monarch_kept {
     uint64_t is_full;
 };
 
-/* Copies `n` samples from the shared memory, as far as they are stored there. For each i below `n`:
- * places[i] is the index of a sample's table entry, or -1 for a sample that is never kept. If this
- * sample is completely stored, and has lengths[i] bytes, copies it to out + starts[i], and sets
+/* Copies each of `n` samples that is stored in the shared memory. For each i below `n`, places[i]
+ * is the index of a sample's table entry, or -1 for a sample that is never kept. If the sample is
+ * completely stored and has lengths[i] bytes, copies the sample to out + starts[i], and sets
  * missing[i] to 0. Otherwise sets missing[i] to 1. Returns the number of missing samples. */
 uint64_t monarch_kept_take(struct monarch_kept *kept, const int64_t *places, uint64_t n, char *out,
                            const int64_t *starts, const int64_t *lengths, uint8_t *missing);
@@ -70,8 +71,8 @@ uint64_t monarch_kept_take(struct monarch_kept *kept, const int64_t *places, uin
 int64_t monarch_kept_find(struct monarch_kept *kept, uint64_t place, uint64_t *length);
 /* Stores a sample. Does nothing if the sample is already stored, if another process is storing it,
  * or if there was no room for it earlier. If the process that was storing the sample was killed,
- * this process stores the sample instead. Returns 1 if there is no room for the sample and no
- * earlier call of any process has met this lack of room. Otherwise returns 0. */
+ * this process stores the sample instead. Returns 1 the first time that any process finds no room
+ * for a sample. Otherwise returns 0. */
 int monarch_kept_put(struct monarch_kept *kept, uint64_t place, const char *bytes, uint64_t length);
 /* Adds to the counts `from_memory` and `from_source` of struct monarch_kept. */
 void monarch_kept_count(struct monarch_kept *kept, uint64_t from_memory, uint64_t from_source);

@@ -1,5 +1,5 @@
-/* Makes many reads at a time, in several threads. A process starts its threads when a call first
- * needs them. Between calls, the threads sleep. A forked child starts its own threads. */
+/* Makes many reads at a time, in several threads. A process starts the threads when a call first
+ * needs them. Between calls, the threads sleep. A forked child starts threads of its own. */
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -12,10 +12,10 @@
 /* Size of a thread's stack. Reading needs little of it, but a preloaded library may need more. */
 #define STACK_BYTES (256 << 10)
 
-/* A read is regarded as slow if two conditions are true. First, it took longer than this [ns] plus
- * 1 ns per byte. Second, its thread slept during the read, because it had to wait for a disk or the
- * network. A read from memory takes about a tenth of this limit. If its thread has to wait for a
- * processor, the read takes longer, but it is not slow, because such a wait is no sleep. */
+/* A read is regarded as slow if two conditions are true. First, the read took longer than SLOW_NS
+ * [ns] plus 1 ns per byte. Second, its thread slept during the read, because it had to wait for a
+ * disk or the network. A read from memory takes about a tenth of this limit. A read does not become
+ * slow when its thread waits for a processor, because such a wait is no sleep. */
 #define SLOW_NS 100000
 
 /* A running call of monarch_read_all. The structure is on the stack of monarch_read_all, which
@@ -41,7 +41,7 @@ static struct call *calls; /* list of the calls that still need threads; the new
                             * first */
 static int threads, idle;  /* idle: number of threads that work on no call */
 /* Atomic. 1: few reads of the last call were slow. The next call then begins without waking other
- * threads, because it takes longer to wake them than to copy a file's bytes from memory. */
+ * threads, because waking threads takes longer than copying a file's bytes from memory. */
 static int was_fast;
 
 /* Resets the state in a forked child. The child has only the thread that called fork, so no other
@@ -77,8 +77,8 @@ static int read_one(int fd, char *to, int64_t length, int64_t offset) {
 
 static void fail(struct call *c, uint64_t i, int error) {
     /* From now on, no further read begins. Reads begin in the order of their indexes, so every read
-     * before read `i` has begun already. If an earlier read fails too, its failure replaces the
-     * failure of read `i`. */
+     * before read `i` has begun already. If such a read fails too, its failure replaces the failure
+     * of read `i`. */
     __atomic_store_n(&c->next, c->n, __ATOMIC_RELAXED);
     pthread_mutex_lock(&lock);
     if (i < c->failed) {
@@ -94,9 +94,8 @@ static long sleeps(void) {
     return getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_nvcsw : 0;
 }
 
-/* Makes reads of the call, one after another, until each of the call's reads has been begun by some
- * thread. If `is_alone` is 1, also returns after a slow read, so that the caller can wake other
- * threads. */
+/* Makes reads of the call, one after another, until no read is left to begin. If `is_alone` is 1,
+ * also returns after a slow read, so that the caller can wake other threads. */
 static void work(struct call *c, int is_alone) {
     for (long slept = sleeps(), before = slept;; before = slept) {
         uint64_t i = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED);
@@ -146,8 +145,8 @@ static void *read_thread(void *arg) {
     return NULL;
 }
 
-/* Starts threads. These threads block all signals, so that the program's own threads handle the
- * signals. */
+/* Starts `missing` threads, or fewer. They block all signals, so that the program's own threads
+ * handle the signals. */
 static void start_threads(int missing) {
     pthread_attr_t attr;
     pthread_t thread;
@@ -160,7 +159,7 @@ static void start_threads(int missing) {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     for (; missing > 0 && threads < MONARCH_READS_IN_FLIGHT; missing--) {
         if (pthread_create(&thread, &attr, read_thread, NULL) != 0)
-            break; /* this is no error: fewer threads, or only the caller, then make the reads */
+            break; /* no error, because fewer threads, or the caller alone, can make the reads */
         threads++;
         idle++;
     }

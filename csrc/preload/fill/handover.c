@@ -30,15 +30,16 @@
 #define PART 8
 /* Maximum number of digits in a socket's name, `handovers.<number>`. */
 #define DIGITS 2
-/* A call that locks an open file, or changes its flags, first waits until the daemon has closed the
- * descriptor that was handed over. This is the longest such wait [ns]. */
+/* Longest wait [ns] of a call that locks an open file or changes its flags. If the file's
+ * descriptor was handed over, such a call first waits until the daemon has closed its duplicate of
+ * the descriptor. */
 #define AWAIT_NS 50000000ULL
 /* If the kernel does not keep a source's pages in the page cache, handovers of the source's files
  * are useless. One in LOOKS of these files is handed over nevertheless. The daemon then notices if
  * the kernel keeps the pages again. */
 #define LOOKS 128
 
-/* --- files that a program's own reads fill ---------------------------------------------------- */
+/* --- files that are filled by a program's own reads ------------------------------------------- */
 
 /* Returns whether the kernel is likely to keep the pages of the file `id` in the page cache after a
  * read. Without these pages, the daemon would have to read the whole file from the source again.
@@ -203,10 +204,10 @@ static uint64_t add_unmet(int fd, uint64_t tracked, uint64_t n, uint64_t *size) 
                : 0;
 }
 
-/* Returns whether a read of a small file takes no longer at the source on this device than from a
- * copy. The daemon measures its fills to find out which sources are fast. Until the daemon has
- * measured enough fills, the result is 0. There is one exception: if there is only one source, the
- * result then depends on this process's own opens and reads. */
+/* Returns whether the source on this device is so fast that a copy would not make reads of small
+ * files faster. The daemon measures its fills to find out which sources are fast. Before the daemon
+ * has measured enough fills, the result is 0 if there are several sources. If there is only one
+ * source, the result then depends on this process's own opens and reads. */
 static int is_fast_device(const struct session *s, uint64_t dev) {
     uint32_t fast = __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED), here = 0;
     uint32_t judged = __atomic_load_n(&s->control->judged_sources, __ATOMIC_RELAXED);
@@ -350,10 +351,10 @@ static uint64_t offset_of(int fd) {
 
 /* Returns whether the program reads the file in random order. If all reads so far were sequential
  * from the beginning, the offset where this read has ended equals the number of bytes that were
- * read. This is checked only once, at the read with which 1 / PART of the file was read. For all
- * other reads, the result is 0. It is also 0 for a small file, because a program usually reads such
- * a file completely. bytes: number of bytes that were read so far, including this read. n: number
- * of bytes of this read. end: the offset where this read ended, or -1 for a read at the
+ * read. This is checked only once, at the read that reaches 1 / PART of the file. For all other
+ * reads, the result is 0. The result is also 0 for a small file, because a program usually reads
+ * such a file completely. bytes: number of bytes that were read so far, including this read. n:
+ * number of bytes of this read. end: the offset where this read ended, or -1 for a read at the
  * descriptor's own offset. */
 static int is_read_at_random(int fd, const struct monarch_entry *e, uint64_t bytes, uint64_t n,
                              int64_t end) {
@@ -363,8 +364,9 @@ static int is_read_at_random(int fd, const struct monarch_entry *e, uint64_t byt
     return (end < 0 ? offset_of(fd) : (uint64_t)end) != bytes;
 }
 
-/* Notes a read of `n` bytes from a descriptor with TRACK_DIRECT. end: the offset where the read
- * ended, or -1 for a read at the descriptor's own offset. */
+/* Counts a read of `n` bytes from a descriptor with TRACK_DIRECT. If the whole file was read, hands
+ * the descriptor over. If the file is read in random order, requests a fill instead. end: the
+ * offset where the read ended, or -1 for a read at the descriptor's own offset. */
 static void note_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
     struct session *s = monarch_track_session(tracked);
     uint64_t id = monarch_track_entry(tracked), size, bytes;

@@ -20,10 +20,10 @@
  * several nodes share the files, and the daemon has not decided that this node is the one that must
  * read this file from the source. */
 int monarch_may_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id);
-/* Returns whether a program that opens the file now should read the file directly. All of this must
- * be true: the file may be read directly (monarch_may_read_direct); it has no copy; no thread of
- * the daemon has begun to fill the copy; and the daemon has collected all requests for the copy. A
- * fill that is only queued has not begun. word: the entry's word. */
+/* Returns whether a program that opens the file now should read the file directly. The result is 1
+ * if all of these are true: the file may be read directly (monarch_may_read_direct); it has no
+ * copy; no thread of the daemon has begun to fill the copy (the fill may be queued); and the daemon
+ * has already read all requests for the copy. word: the entry's word. */
 int monarch_is_read_direct(struct session *s, const struct monarch_entry *e, uint64_t id,
                            uint64_t word);
 /* Asks the daemon to fill the file, and ends the file's claim, which announces direct reads to the
@@ -35,17 +35,17 @@ void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint
  * then learns of the file when the descriptor is handed over or closed. */
 int monarch_read_unmet(struct session *s, int fd, const struct stat *st);
 /* Call this after a read of `n` bytes from any descriptor. Returns `n`. If the descriptor is
- * tracked, counts the bytes. If the descriptor is also direct, and the program has now read the
- * whole file, hands the descriptor over. Reads of an untracked descriptor are not counted: either
- * its file is not in a source, or the open has already counted the whole file. at: the offset where
- * the read began, or -1 for a read at the descriptor's own offset. */
+ * tracked, counts the bytes. If TRACK_DIRECT is set for the descriptor, and the program has now
+ * read the whole file, hands the descriptor over. Reads of an untracked descriptor are not counted:
+ * either its file is not in a source, or the open has already counted the whole file. at: the
+ * offset where the read began, or -1 for a read at the descriptor's own offset. */
 ssize_t monarch_note_read(int fd, ssize_t n, off_t at);
 /* The next three functions take `tracked`, the descriptor's word (track.h), in which TRACK_DIRECT
  * is set. */
 
-/* Call this before a read of a direct descriptor. Returns whether the file has a copy by now. For
- * example, the daemon may have made the copy after another program's read. If there is a copy,
- * clears TRACK_DIRECT, so that the copy can serve this read and all later reads. */
+/* Call this before a read of the descriptor. Returns whether the file has a copy by now. For
+ * example, the daemon may have made a copy after another program has read the file. If there is a
+ * copy, clears TRACK_DIRECT, so that the copy can serve this read and all later reads. */
 int monarch_direct_is_over(int fd, uint64_t tracked);
 /* Hands the descriptor over now, even if only a part of the file was read. is_read: 1 if the whole
  * file was read. If the file has no entry and the sources are as fast as the page cache, sends only
@@ -57,9 +57,9 @@ void monarch_hand_over(int fd, uint64_t tracked, int is_read);
  * the file. */
 void monarch_close_direct(int fd, uint64_t tracked);
 
-/* Call this before the program sets a lock, a lease or a flag on an open file. These last until the
- * last descriptor of the open file is closed, so the daemon must not hold a descriptor of the same
- * open file. If less than half of the file was read, this function makes sure that the descriptor
- * is not handed over later. If the descriptor was handed over already, this function waits up to 50
- * ms until the daemon has closed the descriptor that it received. */
+/* Call this before the program sets a lock, a lease or a flag on an open file. A lock, a lease or a
+ * flag lasts until the last descriptor of the open file is closed. So the daemon must not hold a
+ * descriptor of the same open file. If less than half of the file was read, this function makes
+ * sure that the descriptor is not handed over later. If the descriptor was handed over already,
+ * this function waits up to 50 ms until the daemon has closed the descriptor that it received. */
 void monarch_keep_descriptor(int fd);

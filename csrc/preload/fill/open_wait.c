@@ -19,10 +19,10 @@
 
 /* --- skipped waits ---------------------------------------------------------------------------- */
 
-/* left_to_skip: how many of the next opens will skip their wait. last_skipped: the number of opens
- * that had to skip their wait after the last wait. If a wait ends without a copy, both variables
- * become 2 * last_skipped + 1, but at most MOST_SKIPPED. If a wait ends with a copy, both become
- * 0. */
+/* left_to_skip: how many of the next opens will skip their wait. last_skipped: the value that
+ * left_to_skip got at the end of the last wait. If a wait ends without a copy, both variables
+ * become 2 * last_skipped + 1, but at most MOST_SKIPPED. If a wait ends with a copy, both variables
+ * become 0. */
 static uint32_t left_to_skip SELDOM, last_skipped SELDOM;
 
 static int skips(void) {
@@ -61,8 +61,8 @@ int monarch_wait_for_copy(struct session *s, struct monarch_opening *o) {
 }
 
 /* Waits for the copy instead of opening the file at the source. The wait lasts at most 1.2 times as
- * long as an open and a read at the source. If the wait is skipped and the fill is queued, moves
- * the fill to the front of the queue. */
+ * long as an open and a read at the source. If this function does not wait, it moves a queued fill
+ * to the front of the queue. */
 static int wait_instead(struct monarch_wanted *w, uint64_t word) {
     w->is_instead = 1;
     w->n = w->entry->size;

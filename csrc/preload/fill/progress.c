@@ -6,8 +6,8 @@
 
 #define PLACES 1024
 #define BYTES ((1ULL << 40) - 1)
-/* If a program has read at least 1 / PART of a file before its descriptor is promoted, the library
- * reports the file as read to its end. */
+/* When a descriptor is promoted to the copy, and at least 1 / PART of the file was read, the
+ * library reports the file as read to its end. */
 #define PART 8
 #define STREAMS 64
 
@@ -15,8 +15,8 @@
  * files share a slot, a read of one resets the count of the other. */
 static uint64_t progress[PLACES] SELDOM;
 
-/* Open streams that read copies. If two streams share a slot, the later stream replaces the earlier
- * stream. */
+/* The streams that are open and read copies. If two streams share a slot, the later stream replaces
+ * the earlier stream. */
 static struct stream {
     const FILE *stream; /* atomic */
     struct session *session;
@@ -125,8 +125,8 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
 
 /* --- how long the sources take ---------------------------------------------------------------- */
 
-/* If an open or a read takes longer than this [ns], this time is recorded instead. A call that has
- * hung says little about the duration of the next call. */
+/* Longest duration [ns] that is recorded for an open or a read. A call that takes longer has
+ * probably hung, and says little about the duration of the next call. */
 #define MOST_NS 1000000000ULL
 /* Limit for the page cache [ns]. An open, or a read of a small file, is assumed to be served from
  * the page cache if it takes less time than this. */
@@ -199,9 +199,8 @@ static int are_most(const uint32_t *of_opens, const uint32_t *of_reads) {
 
 /* Returns whether monarch_source_is_at_hand or monarch_source_is_near must return 0 now, so that
  * the duration of the next reads is measured. The result is 1 for one in FOLLOWED calls of a
- * thread. Each thread of a process begins to count its calls at another number. So if a program
- * makes a new thread for each file, the result is 1 for the first call of one in FOLLOWED
- * threads. */
+ * thread. Each thread begins to count its calls at a different number. Otherwise, if a program made
+ * a new thread for each file, the result would be the same for all files. */
 static int is_to_be_timed(void) {
     static uint32_t threads SELDOM;
     static __thread uint32_t checks;

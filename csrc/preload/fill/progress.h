@@ -1,9 +1,9 @@
 /* Counts how much this process reads of files without copies, and measures how long the sources
  * take.
  *
- * The reads of a file are counted if it had no copy when it was opened. From the counts, the daemon
- * learns which files were read to their end. It then fills other files of the same directories in
- * advance. If a count is lost, these other files are filled later. */
+ * The reads of a file are counted if the file had no copy when it was opened. From the counts, the
+ * daemon learns which files were read to their end. The daemon then fills other files of the same
+ * directories in advance. If a count is lost, these other files are filled later. */
 #pragma once
 
 #include <stdio.h>
@@ -17,9 +17,10 @@ uint64_t monarch_progress_of(uint64_t id);
 /* Sets the number of bytes that this process has read of the file to 0, so that only later reads
  * are counted. */
 void monarch_progress_begin_again(uint64_t id);
-/* Call this when a read of `n` bytes has promoted its descriptor: the descriptor now refers to the
- * copy, and the library does not see later reads of it. If at least an eighth of the file was read,
- * including these `n` bytes, reports the file to the daemon as read to its end. */
+/* Call this after a read of `n` bytes if the descriptor was promoted at this read. From then on,
+ * the descriptor refers to the copy, and the library does not see its reads. If at least an eighth
+ * of the file was read, including these `n` bytes, reports the file to the daemon as read to its
+ * end. */
 void monarch_progress_unseen(struct session *s, uint64_t id, uint64_t n);
 
 /* Call this after a stream was opened on a copy, if the open had to wait for the copy. Remembers
@@ -30,9 +31,10 @@ void monarch_progress_stream(struct session *s, uint64_t id, const FILE *stream)
  * end of the file, reports the file to the daemon as read to its end. */
 void monarch_progress_end(const FILE *stream, int fd);
 
-/* Counts `n_bytes` as read by the program itself at a source. For a tracked descriptor, call this
- * at each read. The library does not see reads of streams, of mappings, or of untracked
- * descriptors. For these, call this once, with the size of the file or of its mapped part. */
+/* Adds `n_bytes` to the number of bytes that the program itself has read at the sources. For a
+ * tracked descriptor, call this at each read. For a stream, a mapping or an untracked descriptor,
+ * the library does not see the reads. Call this once for each of them, with the size of the file or
+ * of its mapped part. */
 void monarch_count_source(struct session *s, uint64_t n_bytes);
 
 /* --- how long this process's own opens and reads at the sources take --- */
@@ -50,6 +52,6 @@ int monarch_source_is_near(void);
 void monarch_note_source_open(uint64_t took_ns);
 void monarch_note_source_read(uint64_t took_ns);
 
-/* Returns the sum of two mean durations [ns]: of an open and of a read at the sources. Returns 0 if
- * the duration of no open was measured yet. */
+/* Returns the mean duration of an open at the sources plus the mean duration of a read [ns].
+ * Returns 0 if no open was measured yet. */
 uint64_t monarch_latency_ns(void);

@@ -36,10 +36,10 @@ int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint6
     return 1;
 }
 
-/* Sends the path that the kernel reports for `fd`, in which links and dots are resolved. Call this
- * only after the file was opened. The daemon checks each path at the source, so a path that leads
- * to no file would burden the source for nothing. The function must not be inlined, because its
- * buffer takes much of the stack, and few opens need it. */
+/* Sends the path that the kernel reports for `fd`. Links and dots are resolved in this path. The
+ * daemon checks each path at the source, and a path that leads to no file would burden the source
+ * for nothing. So the path is sent only after the file was opened. The function must not be
+ * inlined, because its buffer takes much of the stack, and few opens need the buffer. */
 __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, int is_part) {
     char path[MONARCH_PATH_MAX];
     const char *rel;

@@ -76,18 +76,18 @@ static void count_wait(struct session *s, uint64_t took_ns) {
     __atomic_fetch_add(&n->source_open_ns, took_ns, __ATOMIC_RELAXED);
 }
 
-/* Returns whether the file is small and its source is as fast as the page cache. To claim such a
- * file, or to track its descriptor, would take longer than to read the file. So the library does
- * neither of these, and assumes that the program reads the whole file. */
+/* Returns whether the file is small and its source is as fast as the page cache. For such a file, a
+ * claim or the tracking of its descriptor would take longer than the read. So the library neither
+ * claims the file nor tracks its descriptor, and assumes that the program reads the whole file. */
 static int is_left_alone(const struct session *s, const struct monarch_entry *e) {
     return e->size <= MONARCH_UNIT && !s->control->fill_after && monarch_source_is_at_hand();
 }
 
-/* To examine a file that was opened without an entry, the library calls `fstat` and sends the
- * daemon a message. If the sources are as fast as the page cache, this takes about a tenth of the
- * time in which a program opens, reads and closes a small file. The messages are not needed if a
- * scan will find all files. In that case, this process examines only one in LOOKED opens of such
- * files. For the statistics, it assumes that all other files have the size of the last examined
+/* To examine an opened file that has no entry, the library calls `fstat` and sends the daemon a
+ * message. If the sources are as fast as the page cache, this takes about a tenth of the time in
+ * which a program opens, reads and closes a small file. If a scan will find all files, the daemon
+ * does not need the messages. This process then examines only one in LOOKED of these opens. For the
+ * statistics, every file that is not examined counts as being as large as the last examined
  * file. */
 #define LOOKED 16
 
@@ -101,8 +101,8 @@ static int is_looked_at(void) {
 }
 
 /* Counts an open of a file that has no entry. If the program will read the file directly
- * (handover.h), starts to track the descriptor. Otherwise reports the file to the daemon. If the
- * open is not to be examined (is_looked_at), only counts it. */
+ * (handover.h), starts to track the descriptor. Otherwise reports the file to the daemon. An open
+ * that is not to be examined (is_looked_at) is only counted. */
 static void opened_unmet(struct session *s, int flags, int fd) {
     static uint64_t last_size SELDOM;
     struct stat st;
@@ -141,8 +141,8 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
             monarch_progress(s, (uint64_t)o->id, o->entry->size);
         else if (may_come && monarch_is_plain(flags))
             monarch_track(s, fd, (uint64_t)o->id, is_direct ? TRACK_DIRECT : 0);
-        /* From now on, only reads through `fd` must be counted, because is_read_at_random
-         * (handover.c) compares the number of bytes read with the offset of `fd`. */
+        /* Forgets the bytes that were read through earlier descriptors of the file. Otherwise,
+         * is_read_at_random (handover.c) would compare a wrong sum with the offset of `fd`. */
         if (is_direct && o->entry->size > MONARCH_UNIT)
             monarch_progress_begin_again((uint64_t)o->id);
         if (o->claimed && !(monarch_tracked(fd) & TRACK_DIRECT))
@@ -191,7 +191,7 @@ int monarch_begin_look_up(struct session *s, int dir, const char *path, int flag
         o->is_new = a->is_new;
         return 0;
     }
-    /* monarch_aim has begun to prefetch cache lines, which arrive during this call */
+    /* monarch_aim has begun to prefetch cache lines, which arrive while monarch_tick runs */
     monarch_tick(s);
     if (a->source >= 0 && s->control->metadata_cached && !(flags & O_NOATIME)) {
         uint64_t word;
@@ -211,9 +211,9 @@ void monarch_look_up(struct session *s, int dir, const char *path, int flags,
         monarch_end_look_up(s, &a, dir, path, flags, o);
 }
 
-/* Call this for an entry that was found by a file's inode, after reading the entry's word. Returns
- * whether the entry may describe another file by now. If the result is 0, the word belongs to the
- * file whose inode was searched for. version: the entry's version when it was found. */
+/* Call this after an entry was found by its file's inode number and its word was read. Returns
+ * whether the entry may describe another file by now. If not, the word belongs to the file that was
+ * searched for. version: the entry's version when the entry was found. */
 static int is_anothers(const struct monarch_entry *e, uint32_t version) {
     return version & 1 || __atomic_load_n(&e->version, __ATOMIC_ACQUIRE) != version;
 }
@@ -231,9 +231,8 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
         return;
     o->id = id;
     o->entry = e;
-    /* Only a file's owner may use O_NOATIME. The caller owns every copy, but perhaps not this file.
-     * In that case, an open of the copy with O_NOATIME would succeed, although an open of the file
-     * must fail. */
+    /* Only a file's owner may use O_NOATIME. The caller owns every copy. But if the caller does not
+     * own this file, an open with O_NOATIME must fail, and an open of the copy would succeed. */
     if ((flags & O_NOATIME) && e->uid != (uid_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0))
         return;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);

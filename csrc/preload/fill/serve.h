@@ -20,8 +20,8 @@ struct monarch_opening {
      * link (is_new in struct monarch_aim). The caller must then call monarch_opened_elsewhere after
      * the open. */
     int is_new;
-    /* 1: the file is claimed: the daemon will make the copy after the program's own reads
-     * (handover.h) */
+    /* 1: the file is claimed: the program itself reads the source's file, and the daemon makes the
+     * copy afterwards (handover.h) */
     int claimed;
     /* 1: the library must neither claim the file nor track its descriptor (is_left_alone) */
     int is_alone;
@@ -71,8 +71,8 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
 void monarch_not_opened(struct session *s, const struct monarch_opening *o);
 void monarch_opened_copy(struct session *s, const struct monarch_opening *o);
 
-/* Call this after the open of a path that the look-up has found in no source. fd: the result of the
- * open. Returns whether the path nevertheless leads to a file of a source. */
+/* Call this if the look-up of a path has found no source, after the path was opened. fd: the result
+ * of the open. Returns whether the path leads to a file of a source through a link. */
 static inline int monarch_opened_elsewhere(struct session *s, const struct monarch_opening *o,
                                            const char *path, int fd) {
     return __builtin_expect(o->is_new, 0) && monarch_learn_open(s, path, fd);

@@ -5,8 +5,7 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* Maximum number of units that one call demands at a time, beginning with the first unit that the
- * call needs. */
+/* Maximum number of units that a reader demands at once. */
 #define AHEAD 8
 /* Maximum number of slots in which a reader tries to place one demand. */
 #define TRIES 32
@@ -28,9 +27,10 @@
 #ifndef PATIENCE_NS /* tests set another time */
 #define PATIENCE_NS 5000000000ULL
 #endif
-/* Debts limit how often readers wait in vain. Each wait that times out adds this much [ns] to a
- * debt of its file, and to a debt of the process. While a debt is too large, reads go to the source
- * without a wait. Every second, each debt shrinks by one second, so readers later wait again. */
+/* Debts limit how often readers wait in vain. Each wait that times out adds DEBT_NS [ns] to the
+ * debt of the file and to the debt of the process. While one of these debts is too large, reads go
+ * to the source without a wait. Every second, each debt shrinks by one second, so readers later
+ * wait again. */
 #ifndef DEBT_NS
 #define DEBT_NS 60000000000ULL
 #endif
@@ -63,11 +63,11 @@
 
 /* The debts. Each debt is stored as the time of CLOCK_MONOTONIC at which it will have shrunk to 0.
  * Children of a fork inherit the debts. */
-static uint64_t file_debts[1024] SELDOM; /* by entry % 1024, so some files share a debt */
+static uint64_t file_debts[1024] SELDOM; /* index: entry % 1024; some files share a debt */
 static uint64_t debt, waste_debt;
 static uint32_t next_tag;
 
-/* Returns the segment `fills`, or NULL until monarch_fills_of has mapped it in this process. */
+/* Returns the segment `fills`, or NULL if monarch_fills_of has not mapped it yet. */
 static const struct monarch_fills *fills_of(const struct session *s) {
     return __atomic_load_n(&s->fills, __ATOMIC_ACQUIRE);
 }
@@ -115,9 +115,9 @@ static int may_wait(const struct monarch_wanted *w) {
 }
 
 /* Increases the debts after a wait that has timed out. If the caller has set a limit, only
- * waste_debt increases. Such a caller needs the complete copy; for reads of single parts, the
- * daemon may still be fast enough. If the caller has waited in order not to open the source
- * (is_instead), no debt increases, because open_wait.c itself limits such waits. */
+ * waste_debt increases: the caller needs the complete copy, and the daemon may be too slow for
+ * that, but fast enough for reads of single parts. If the caller has waited in order not to open
+ * the source (is_instead), no debt increases, because open_wait.c itself limits such waits. */
 static void note_timeout(const struct monarch_wanted *w) {
     uint64_t now = monarch_now_ns();
     if (w->is_instead)
@@ -168,8 +168,8 @@ static uint64_t *place(const struct monarch_wanted *w, uint64_t unit, uint64_t *
 /* Returns whether a demand for the file may concern the daemon's threads of this origin. The
  * threads of one origin fill files from the source; the threads of the other origin fill files from
  * other nodes. The flags of the entry show from which origin this node fills the file. If neither
- * flag is set, the origin is not decided yet, so the demand may concern all threads. It may also
- * concern all threads while the file is being filled. */
+ * flag is set, the origin is not decided yet, so the demand may concern all threads. While the file
+ * is being filled, the demand may concern all threads too. */
 static int may_act(const struct monarch_wanted *w, enum monarch_origin origin) {
     unsigned home = w->entry->flags & (MONARCH_OWN | MONARCH_OF_OTHERS);
     unsigned of_origin = origin == MONARCH_FROM_PEER ? MONARCH_OF_OTHERS : MONARCH_OWN;
@@ -177,8 +177,8 @@ static int may_act(const struct monarch_wanted *w, enum monarch_origin origin) {
 }
 
 /* Rings the bell of the threads that the demand may concern. If none of these threads sleeps, also
- * rings the bell of the other threads. Each thread can order a fill, and the daemon may have no
- * thread of one origin. */
+ * rings the bell of the other threads, because any thread can order the fill. Otherwise, the demand
+ * would wake nobody if the daemon had no thread of the file's origin. */
 static void ring_engine(const struct monarch_wanted *w) {
     uint32_t sleeping = 0;
     for (int others = 0; others < 2 && !sleeping; others++)
@@ -212,8 +212,8 @@ static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
     uint64_t patience_ns = w->limit_ns ? w->limit_ns : PATIENCE_NS;
     int timed_out = w->since_ns && start - w->since_ns > patience_ns;
     /* The daemon may answer the demand before the bytes can be read. The reader then calls this
-     * function again. The limit applies to all these waits together. The first of them began at
-     * w->since_ns. */
+     * function again. The limit applies to all these waits together, so it counts from w->since_ns,
+     * the start of the first wait. */
     if (!w->since_ns)
         w->since_ns = start;
     while (!timed_out && __atomic_load_n(at, __ATOMIC_ACQUIRE) == demand && !is_settled(w)) {
@@ -280,8 +280,8 @@ static int wait_for_word(const struct monarch_wanted *w, uint64_t limit_ns) {
     return 0;
 }
 
-/* Returns how long [ns] to wait until the daemon publishes the copy. This is the rest of
- * w->limit_ns. If w->limit_ns is at least WHOLE_NS, the result is at most WORD_NS. */
+/* Returns how long [ns] the caller may wait until the daemon publishes the copy: what is left of
+ * w->limit_ns. The result is at most WORD_NS, unless w->limit_ns is below WHOLE_NS. */
 static uint64_t left_for_word(const struct monarch_wanted *w) {
     uint64_t waited = monarch_now_ns() - w->since_ns;
     uint64_t left = waited < w->limit_ns ? w->limit_ns - waited : 0;

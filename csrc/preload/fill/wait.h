@@ -10,40 +10,39 @@ struct monarch_wanted {
     const struct monarch_entry *entry;
     uint64_t id, at, n;
     uint64_t ino; /* inode number of the caller's file */
-    /* The track word of the caller's descriptor (monarch_tracked in track.h). 0: the caller has no
-     * descriptor of the file yet, or does not need the word. */
+    /* The descriptor's word in the table of track.h, for a caller that reads through a descriptor.
+     * The library compares it later to notice whether the descriptor was replaced. 0: not
+     * needed. */
     uint64_t tracked;
-    /* The version that the entry had when it was found for the caller's file. If the entry later
-     * describes another file, it has another version. */
+    /* The entry's version when the entry was found. If the entry's version differs later, the entry
+     * describes another file. */
     uint32_t version;
     /* time at which the caller began to wait for the byte at offset `at`; 0: the caller has not
      * waited for that byte yet */
     uint64_t since_ns;
     uint64_t limit_ns; /* limit of the wait; 0: the default of the function that waits */
-    /* 1: the caller waits for the copy so that it need not open the source. The wait must not last
-     * much longer than such an open. */
+    /* 1: the caller waits for the copy instead of opening the source's file. The wait must not last
+     * much longer than that open would. */
     int is_instead;
 };
 
-/* Returns the entry's current word, from the newest catalog. `entry` may be in an older catalog,
- * which the daemon no longer writes to. */
+/* Returns the entry's word (its state and its copy) from the newest catalog. w->entry may be in an
+ * older catalog, which the daemon no longer updates. */
 static inline uint64_t monarch_word_of(const struct monarch_wanted *w) {
     const struct monarch_catalog *c = monarch_catalog_of(w->session);
     return __atomic_load_n(&monarch_entries(c)[w->id].word, __ATOMIC_ACQUIRE);
 }
 
-/* Returns whether the entry has another version than w->version, and so no longer describes the
- * caller's file. If the result is 0, any word that was read from the entry before this call belongs
- * to a copy of the caller's file. */
+/* Returns whether the entry now describes another file than the caller's. If not, every word that
+ * was read from the entry before this call describes the caller's file too. */
 static inline int monarch_is_replaced(const struct monarch_wanted *w) {
     const struct monarch_catalog *c = monarch_catalog_of(w->session);
     return __atomic_load_n(&monarch_entries(c)[w->id].version, __ATOMIC_ACQUIRE) != w->version;
 }
 
-/* Returns how many of the wanted bytes can be read now from the unfinished copy that `word` names.
- * Counts from the first wanted byte to the first byte that is not filled yet. Returns -1 if the
- * fill has failed, if the file has too many units to be read before its copy is complete, or if the
- * segment `fills` is not mapped. */
+/* Returns how many of the wanted bytes, from the first one on, can be read now from the unfinished
+ * copy that `word` names. Returns -1 in three cases: the fill has failed; the copy cannot be read
+ * before it is complete, because it has too many units; or the segment `fills` is not mapped. */
 int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word);
 
 /* Demands from the daemon the units (parts of the file) that contain the wanted bytes, and waits
@@ -60,6 +59,6 @@ int monarch_wait_for_all(const struct monarch_wanted *w);
  * only queued. */
 int monarch_is_under_way(struct session *s, uint64_t word);
 
-/* Demands from the daemon the unit that contains the first wanted byte. If the fill is queued, this
- * moves it to the front of the queue. Does not wait. */
+/* Demands from the daemon the unit that contains the first wanted byte. The demand moves a queued
+ * fill to the front of the queue. This function does not wait. */
 void monarch_demand_first(const struct monarch_wanted *w);

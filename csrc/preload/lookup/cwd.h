@@ -13,12 +13,12 @@
 /* Where the working directory lies. FAR: neither below nor above any source, so a relative path
  * needs no getcwd. NEAR: below or above a source, so each relative path needs a getcwd. If NEAR is
  * outdated, the calls of getcwd cost time, but do no harm. The two lowest bits of monarch_cwd_is
- * are one of these values. The other bits count changes of the working directory. */
+ * contain one of these values. The other bits count changes of the working directory. */
 enum { MONARCH_CWD_UNKNOWN, MONARCH_CWD_FAR, MONARCH_CWD_NEAR };
 
 /* Returns whether the path has no `..` and is relative to a working directory that is far from
- * every source. Such a path leads into a source only if one of its components is a link. For nearly
- * all relative paths of programs, the result is 1. */
+ * every source. Such a path leads into a source only if one of its components is a link. The result
+ * is 1 for nearly all relative paths that programs use. */
 static inline int monarch_is_far(int dir, const char *path) {
     return path[0] != '/' && dir == AT_FDCWD &&
            (__atomic_load_n(&monarch_cwd_is, __ATOMIC_ACQUIRE) & 3) == MONARCH_CWD_FAR &&

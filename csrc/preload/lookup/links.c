@@ -16,9 +16,9 @@
  * the library must find out again where this directory leads. */
 #define SETS 1024
 #define WAYS 4
-/* Somebody may later add a link into a source to a directory that has led to no source. So the
- * library checks one of every LOOK_AGAIN files that are opened in such directories: it calls fstat
- * to find out whether the file is in a source now. */
+/* A directory that has led to no source may later get a link into a source. So the library checks
+ * one of every LOOK_AGAIN files that are opened in such directories: it calls fstat to find out
+ * whether the file is in a source. */
 #define LOOK_AGAIN 64
 #ifndef STATX_MNT_ID
 #define STATX_MNT_ID 0x1000U /* since Linux 5.8 */
@@ -56,8 +56,8 @@ static uint64_t find(uint64_t key) {
 
 /* Searches the set that the key selects. Returns the entry that has the key. If there is no such
  * entry, returns a free entry. If no entry is free, returns the entry that the caller must replace.
- * Entries with MONARCH_LEAD_ELSEWHERE are replaced first, because the library can find out their
- * contents again at little cost. */
+ * Entries with MONARCH_LEAD_ELSEWHERE are replaced first, because the library can make such an
+ * entry again at little cost. */
 static uint64_t *place_for(uint64_t key) {
     uint64_t *set = table[key % SETS], *best = &set[key / SETS % WAYS];
     for (int i = 0; i < WAYS; i++) {
@@ -108,10 +108,10 @@ static uint64_t inherit(const char *path, size_t directory) {
     return 0;
 }
 
-/* Returns the first of these entries that the table contains, or 0 if it contains none of them:
- * first, the entry of the path itself, if the path is a link to a directory of a source; second,
- * the entry of the path's directory; third, the entry of a directory above that leads into a
- * source. word: the second of these entries, which the caller has already looked up, or 0. */
+/* Returns the table's entry for the path itself, if the path is a link to a directory of a source.
+ * Otherwise returns the entry of the path's directory. If there is none, returns the entry of a
+ * directory above that leads into a source. Returns 0 if there is none either. word: the entry of
+ * the path's directory, which the caller has already looked up, or 0. */
 __attribute__((noinline)) static uint64_t look_around(const char *path, size_t n, size_t directory,
                                                       uint64_t word) {
     uint64_t own = find(key_of(path, n));
@@ -153,10 +153,10 @@ static int look(const char *path, struct statx *x) {
            S_ISDIR(x->stx_mode);
 }
 
-/* Returns whether two calls of look have seen the same directory through the same mount. The mount
- * matters: if a directory is mounted twice, different file systems may be mounted below its two
- * mount points. Older headers do not name the field of the mount's id, so the id is read by its
- * position after the device. */
+/* Returns whether `a` and `b`, the results of two calls of `look`, describe the same directory
+ * under the same mount. The mount matters: if a directory is mounted twice, different file systems
+ * may be mounted below its two mount points. The mount's id is read by its position after the
+ * device, because older headers do not name the id's field. */
 static int is_same_directory(const struct statx *a, const struct statx *b) {
     uint64_t mount_a, mount_b;
     memcpy(&mount_a, &a->stx_dev_minor + 1, sizeof mount_a);
@@ -218,7 +218,7 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
     }
     /* Each open in this directory costs an additional system call, because the table's hint says
      * that the directory leads to files of a source. If most of its files are outside all sources,
-     * these calls are wasted. So the hint is sometimes removed after such a wasted call. */
+     * these calls are wasted. So about one in LOOK_AGAIN of the wasted calls removes the hint. */
     if (is_due())
         keep(key_of(path, directory_length(path, strlen(path))), MONARCH_LEAD_NEW, 0);
     return MONARCH_OUTSIDE;
@@ -226,7 +226,7 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
 
 /* --- learning --------------------------------------------------------------------------------- */
 
-/* Finds out where the first `n` bytes of the path lead, and stores that in the table. `st`
+/* Finds out where the first `n` bytes of the path lead, and stores the result in the table. `st`
  * describes the file to which the complete path leads. Returns whether the path leads into a
  * source. */
 static int learn(struct session *s, const char *path, size_t n, const struct stat *st) {
@@ -253,9 +253,8 @@ static int learn(struct session *s, const char *path, size_t n, const struct sta
     return S_ISREG(st->st_mode);
 }
 
-/* Returns whether the file that `fd` refers to is in a source, according to the path that the
- * kernel reports. This is a separate function, because its buffer takes much of the stack, and few
- * opens need it. */
+/* Returns whether the path that the kernel reports for `fd` is in a source. This is a separate
+ * function, because its buffer takes much of the stack, and few opens need the buffer. */
 __attribute__((noinline)) static int is_named_in_source(struct session *s, int fd) {
     char path[MONARCH_PATH_MAX];
     const char *rel;
@@ -265,9 +264,9 @@ __attribute__((noinline)) static int is_named_in_source(struct session *s, int f
 }
 
 /* Call this for an opened file that is not in the catalog. Returns whether the file is in a source
- * and the first scan may still find it. If the first scan has ended, the result is 0. If the file
- * is in no source, the other files of its directory probably are in no source either. So the table
- * then records that the directory leads to no source. */
+ * and the first scan has not ended, so that the scan may still find the file. If the file is in no
+ * source, the other files of its directory probably are in no source either. The table then records
+ * that the directory leads to no source. */
 static int is_unmet(struct session *s, const char *path, int fd, uint64_t dev) {
     uint64_t key = key_of(path, directory_length(path, strlen(path)));
     if (s->control->scanned || monarch_source_on(s, dev, 0) < 0)

@@ -1,10 +1,9 @@
 /* Handles paths that lie outside every source but lead into a source through a link.
  *
- * Examples: ~/data -> /pfs/imagenet, or a directory full of links to single files. A small table in
- * each process stores, for directories that the process has used, whether they lead into a source.
- * The table contains only hints: before the library serves a copy, it checks the hint by a system
- * call. So hints may be outdated or lost, and the table needs no lock, not even for signal handlers
- * and forks. */
+ * Examples: ~/data -> /pfs/imagenet, or a directory full of links to single files. Each process has
+ * a small table. The table stores which of the directories that the process has used lead into a
+ * source. The table contains only hints: before the library serves a copy, it checks the hint by a
+ * system call. So hints may be outdated or lost, and the table needs no lock. */
 #pragma once
 
 #include <sys/stat.h>
@@ -33,8 +32,7 @@ extern uint32_t monarch_links_met HIDDEN;
 struct monarch_hint monarch_hint_for(const char *path, size_t n);
 
 /* Returns the entry of the source's directory to which the first `prefix` bytes of `path` lead now.
- * If these bytes lead to no directory of a source, removes the hint for `path` from the table and
- * returns NULL. */
+ * If there is no such directory, removes the hint for `path` from the table and returns NULL. */
 const struct monarch_entry *monarch_enter_directory(struct session *s,
                                                     const struct monarch_catalog *c,
                                                     const char *path, size_t prefix);
@@ -45,15 +43,15 @@ const struct monarch_entry *monarch_enter_directory(struct session *s,
 int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, int dir,
                            const char *path, int follow, uint32_t *version);
 
-/* Finds out where the path leads, stores that in the table, and returns whether the path leads to a
- * file of a source. Call this after the path was opened without a copy, if the look-up of the path
- * has set is_new (struct monarch_aim) to 1. If the result is 1, look the path up again: the look-up
- * now finds the file if the file is in the catalog. */
+/* Finds out where the path leads, stores the result in the table, and returns whether the path
+ * leads to a file of a source. Call this if the look-up of the path has set is_new (struct
+ * monarch_aim) to 1, after the path was opened. fd: the result of the open. If the result is 1,
+ * look the path up again: the look-up now finds the file if the file is in the catalog. */
 int monarch_learn_open(struct session *s, const char *path, int fd);
-/* These functions find out where a path leads, and store that in the table. Call monarch_learn_stat
- * after a successful stat, and monarch_learn_listed after an opendir. If the path leads to a file,
- * monarch_learn_stat does nothing, because it would take too long: programs call stat for many
- * files. */
+/* The next functions find out where a path leads, and store the result in the table. Call
+ * monarch_learn_stat after a successful stat, and monarch_learn_listed after an opendir. If the
+ * path leads to a file, monarch_learn_stat does nothing, because it would take too long: programs
+ * call stat for many files. */
 void monarch_learn_directory(const char *path, const struct stat *st);
 static inline void monarch_learn_stat(const char *path, const struct stat *st) {
     if (__builtin_expect(S_ISDIR(st->st_mode), 0))

@@ -6,16 +6,16 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* A look is a check at the source whether a directory has changed, by a call of statx. If the
- * directory has not changed, the look is valid for a second (LOOK_HOLDS, in ticks), and is stored
- * in one 64-bit word. The lowest TIME_BITS bits of the word are the time of the look, in ticks of
- * 2^TICK_BITS ns. The other bits are the number of the directory's entry + 1. */
+/* A look is a call of statx that checks at the source whether a directory has changed. If the
+ * directory has not changed, the look is valid for a second (LOOK_HOLDS, in ticks of 2^TICK_BITS
+ * ns). Each valid look is stored in a 64-bit word. The lowest TIME_BITS bits of the word are the
+ * time of the look, in ticks. The other bits are the number of the directory's entry + 1. */
 #define TICK_BITS 20
 #define TIME_BITS 39
 #define LOOK_HOLDS (1000000000ULL >> TICK_BITS)
 
-/* If the daemon has made no comparison yet, returns 0 and does not ask for one. The same applies if
- * `revalidate_ns` is 0. */
+/* If the daemon has made no comparison yet, or if `revalidate_ns` is 0, returns 0 and asks for no
+ * comparison. */
 int monarch_is_fresh(struct session *s) {
     uint64_t at = __atomic_load_n(&s->control->compared_ns, __ATOMIC_ACQUIRE);
     if (at && monarch_now_ns() - at < s->control->revalidate_ns)
@@ -51,9 +51,9 @@ static int is_time(const struct statx_timestamp *t, int64_t ns) {
 
 /* Returns whether the directory is unchanged since the daemon listed it. This function asks the
  * source's server (AT_STATX_FORCE_SYNC), because a plain stat may return attributes that the kernel
- * cached a minute ago. Without the library, a listing would ask the server too: an NFS client asks
- * its server at each open of a directory, and FUSE asks at each listing. This is a separate
- * function, so that its large `struct statx` is on the stack only while it is needed. */
+ * cached a minute ago. Without the library, the kernel would ask the server too: an NFS client does
+ * so at each open of a directory, and FUSE at each listing. This is a separate function, so that
+ * its large `struct statx` is on the stack only while it is needed. */
 __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k, int dir,
                                                   const char *path) {
     struct statx now;
@@ -66,8 +66,9 @@ __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k,
         is_time(&now.stx_mtime, e->mtime_ns) && is_time(&now.stx_ctime, e->ctime_ns))
         return 1;
     /* The directory has changed or is gone, so it is marked as changed. From then on, listings of
-     * the directory come from the source, and this function is not called for it. After any other
-     * error, the directory is not marked, because the error may be temporary. */
+     * the directory come from the source, and this function is not called for it. After an error
+     * other than ENOENT and ENOTDIR, the directory is not marked, because such an error may be
+     * temporary. */
     if (r == 0 || r == -ENOENT || r == -ENOTDIR)
         monarch_mark_changed(k->session->clients, dev, e->ino);
     return 0;
@@ -125,8 +126,8 @@ static int can_tell(const struct monarch_known *k) {
         return monarch_listing_of(k) != 0;
     if (e->kind == MONARCH_OTHER || monarch_entry_is_changed(k->session, e))
         return 0;
-    /* Before the daemon's first comparison with the source, the attributes are recent enough,
-     * because the scan has just read them. */
+    /* Until the daemon has made its first comparison with the source, the attributes are recent
+     * enough, because the scan has just read them. */
     const struct monarch_control *control = k->session->control;
     if ((!control->revalidate_ns || __atomic_load_n(&control->compared_ns, __ATOMIC_ACQUIRE)) &&
         !monarch_is_fresh(k->session))

@@ -59,13 +59,13 @@ __attribute__((noinline)) static int64_t locate_odd(struct session *s, const str
 }
 
 /* Does the work of monarch_aim for a path whose hint leads into a source. This is a separate
- * function, because monarch_aim would otherwise save more registers at each call, also for other
+ * function, because otherwise every call of monarch_aim would save more registers, even for other
  * paths. */
 __attribute__((noinline)) static int aim_by_hint(struct session *s, const char *path, size_t n,
                                                  struct monarch_hint hint, struct monarch_aim *a) {
-    /* With MONARCH_LEAD_FILES, the file must be checked at the source by a stat. Only an open is
-     * worth this check, because an open may then use the copy. For a stat, the check would save
-     * nothing. */
+    /* With MONARCH_LEAD_FILES, the library must check the file at the source by a stat. For an
+     * open, this check is worth its cost, because the open may then use the copy. For a stat, the
+     * check would save nothing. */
     if ((hint.lead == MONARCH_LEAD_FILES && !a->is_open) || !(a->catalog = monarch_catalog_of(s)))
         return 0;
     a->lead = hint.lead;
@@ -156,7 +156,8 @@ int64_t monarch_locate_aimed(struct session *s, struct monarch_aim *a, int dir, 
         if (id >= 0 && monarch_entries(a->catalog)[id].kind != MONARCH_LINK)
             return id;
         size_t end;
-        /* If no component of the path is a link, the path's text shows where the path leads. */
+        /* If no component of the path is a link, the path leads where its text says: to a file that
+         * the catalog does not contain. */
         if (id < 0 && a->len && !a->base &&
             monarch_first_link(a->catalog, (unsigned)a->source, a->rel, &end) < 0)
             return MONARCH_UNKNOWN;

@@ -11,9 +11,11 @@ static inline int monarch_leads_nowhere(int dir, const char *path) {
     return !__atomic_load_n(&monarch_links_met, __ATOMIC_RELAXED) && monarch_is_far(dir, path);
 }
 
-/* Returns the number of the catalog's entry for a path, or MONARCH_OUTSIDE or MONARCH_UNKNOWN. Sets
- * *c to the catalog in which the path was looked up. Most processes never need the catalog, so it
- * is mapped only when a path first needs it. */
+/* Returns the number of the catalog's entry for a path. Returns MONARCH_UNKNOWN if the path leads
+ * into a source, but is not in the catalog. Returns MONARCH_OUTSIDE if the path leads into no
+ * source, or if only the kernel can resolve the path. Sets *c to the catalog in which the path was
+ * looked up. Most processes never need the catalog, so it is mapped only when a path first needs
+ * it. */
 int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int dir,
                        const char *path, int follow);
 /* Does the same as monarch_locate, but needs less stack, because it uses the caller's buffer.
@@ -22,18 +24,17 @@ int64_t monarch_locate_in(struct session *s, const struct monarch_catalog **c, i
                           const char *path, int follow, char *buffer);
 
 /* The state between the two steps of monarch_locate: monarch_aim sets these fields, and
- * monarch_locate_aimed uses them. "The path's text leads into a source" means that the path begins
- * with the name of a source, and leads there unless a link leads elsewhere. A path is plain if it
- * is absolute, its text leads into a source, and the rest of the path (`rel`) contains no `//`, `.`
- * or `..` (monarch_is_odd). Plain paths are looked up by `hash`. */
+ * monarch_locate_aimed uses them. A path is plain if it begins with the path or the alias of a
+ * source, and the rest of the path (`rel`) contains no `//`, `.` or `..` (monarch_is_odd). Plain
+ * paths are looked up by `hash`. */
 struct monarch_aim {
     const struct monarch_catalog *catalog;
     /* If not NULL: the source's directory to which the first `skip` bytes of the path lead, through
      * a link outside all sources. */
     const struct monarch_entry *base;
     size_t skip;
-    /* how the path leads into a source through a link; unused if the path's text leads into a
-     * source */
+    /* how the path leads into a source through a link; unused if the path begins with the path or
+     * the alias of a source */
     enum monarch_lead lead;
     /* if `lead` is MONARCH_LEAD_FILES: the entry's version (monarch_enter_file) */
     uint32_t version;
@@ -49,12 +50,12 @@ struct monarch_aim {
      * such a path leads to the link itself, which is outside all sources. */
     int is_alias;
     int64_t likely; /* the result of monarch_guess, or -1 */
-    /* Number of the source to which the path leads. -1: unknown, because monarch_locate_place must
-     * first resolve the path. */
+    /* Number of the source to which the path leads. -1: unknown until monarch_locate_place has
+     * resolved the path. */
     int source;
 };
-/* The first step of a look-up. Returns 0 if neither the path's text nor a hint leads into a source,
- * or if the session cannot be used for the look-up. */
+/* The first step of a look-up. Returns 0 if nothing shows that the path may lead into a source, or
+ * if the session cannot be used for the look-up. */
 int monarch_aim(struct session *s, int dir, const char *path, int is_open, struct monarch_aim *a);
 int64_t monarch_locate_aimed(struct session *s, struct monarch_aim *a, int dir, const char *path,
                              int follow);

@@ -13,8 +13,8 @@
 #include "preload/process/attributes.h"
 
 /* If a thread has waited this long [ns] for the lock, the process gives up the lock: no thread
- * takes it again. Such a long wait has only one possible cause: a child of vfork was killed while
- * it held the lock. */
+ * takes the lock again. Such a long wait has only one possible cause: a child of vfork was killed
+ * while it held the lock, and cannot release it. */
 #define LOCK_NS 1000000000ULL
 #define NAP_NS 50000L
 
@@ -38,10 +38,10 @@ void monarch_slots_recount(void) {
 }
 
 /* Adapts the inherited table in the child of a fork. If a thread of the parent was changing the
- * table at the fork, the change may be incomplete, so the child frees all slots. A replacement that
- * was under way continues only in the parent, so the child sets the mapping's slot to WAITING
- * again. The parent may even have replaced this mapping just before the fork, but that does no
- * harm: each replacement first checks what is mapped. In the model
+ * table at the fork, the change may be incomplete, so the child frees all slots. If the parent was
+ * replacing a mapping, this replacement continues only in the parent, so the child sets the
+ * mapping's slot to WAITING again. The parent may have replaced the mapping just before the fork.
+ * That does no harm, because each replacement first checks what is mapped. In the model
  * (tests/csrc/test_mapping_model.py), this is the function adopt. */
 static void adopt(struct own *o) {
     int is_whole = !(GET(edits) & 1);
@@ -116,9 +116,9 @@ static struct slot *put(const struct slot *what) {
     return NULL;
 }
 
-/* Applies `what` (mappings.h) to the part [begin, end) of the slot's range. The remaining parts of
- * the range, before and after [begin, end), get slots of their own, and continue to wait for the
- * copy. A part for which no slot is free continues to map the source's file. In the model
+/* Applies `what` (mappings.h) to the part [begin, end) of the slot's range. The parts of the range
+ * before and after [begin, end) get slots of their own, and continue to wait for the copy. If no
+ * slot is free for such a part, it stays a mapping of the source's file. In the model
  * (tests/csrc/test_mapping_model.py), this is the step [carve]. */
 static void carve(struct slot *s, uint64_t begin, uint64_t end, int what) {
     struct slot piece = *s;
@@ -195,8 +195,8 @@ int monarch_slots_say(struct own *o, uint64_t begin, uint64_t end, int what) {
         sys_signals(SIG_SETMASK, set);
         return !busy;
     }
-    /* The lock was given up, so no further replacement begins. But an earlier replacement may still
-     * be under way. The caller must then wait for its end. */
+    /* The lock was given up, so no further replacement begins. But a replacement that began earlier
+     * may still be under way. In that case, the result is 0, and the caller calls again. */
     int busy = is_busy(begin, end);
     if (!is_busy(0, UINT64_MAX))
         __atomic_store_n(&monarch_mappings_waiting, 0, __ATOMIC_RELEASE);

@@ -1,8 +1,8 @@
 /* The table of mappings that wait for their copies.
  *
  * A file's mapping waits until the file's copy is complete. Then the thread of move.c replaces the
- * mapping by a mapping of the copy. mappings.c adds mappings to the table, and removes mappings
- * that the program changes. The thread removes mappings that it has replaced, or that can no longer
+ * mapping by a mapping of the copy. mappings.c adds mappings to the table, and removes a mapping
+ * when the program changes it. The thread removes each mapping that was replaced or can no longer
  * be replaced. Names in brackets in the comments are steps of the model in
  * tests/csrc/test_mapping_model.py. */
 #pragma once
@@ -21,11 +21,11 @@
 enum state { FREE, WAITING, REPLACING };
 
 struct slot {
-    /* Atomic. Only the thread of move.c ends the state REPLACING, and it does so without the
-     * lock. */
+    /* Atomic. Only the thread of move.c ends the state REPLACING. It ends that state without the
+     * table's lock. */
     uint32_t state;
-    uint32_t number; /* another value after each change of the slot, so that the thread of move.c
-                      * notices the change */
+    uint32_t number; /* changes at each change of the slot, so that the thread of move.c notices the
+                      * change */
     uint64_t begin, end, offset;
     uint64_t id;      /* number of the mapped file's entry */
     uint32_t version; /* the version that the entry had when the file was mapped */
@@ -41,7 +41,7 @@ struct own {
     uint32_t pid;    /* 0: a forked child has not adapted its parent's table yet */
     uint32_t helper; /* 1: the thread of move.c runs, or is being started */
     uint32_t tid;
-    uint32_t bell; /* a futex that wakes the thread when it should check the table at once */
+    uint32_t bell; /* a futex: wakes the thread of move.c, which then checks the table at once */
 };
 
 extern struct slot monarch_slots[SLOTS];
@@ -50,8 +50,8 @@ extern struct slot monarch_slots[SLOTS];
 #define SET(field, value) __atomic_store_n(&(field), value, __ATOMIC_RELAXED)
 
 /* Takes the table's lock. The caller must have blocked signals. Returns 0 if the process has given
- * up the lock (LOCK_NS in mapping_table.c). After that, no replacement of a mapping begins. In the
- * model (tests/csrc/test_mapping_model.py), this is the step [lock]. */
+ * up the lock (LOCK_NS in mapping_table.c). Once the lock is given up, no replacement of a mapping
+ * begins. In the model (tests/csrc/test_mapping_model.py), this is the step [lock]. */
 int monarch_slots_lock(struct own *o);
 void monarch_slots_unlock(struct own *o);
 void monarch_slots_lose(void);
@@ -67,5 +67,5 @@ void monarch_slots_recount(void);
  * the table. */
 int monarch_slots_are_quiet(uint64_t begin, uint64_t end);
 /* Does the work of monarch_mappings_say. Returns 0 while a mapping in the range is being replaced.
- * The caller must then call again. */
+ * The caller must then call this function again. */
 int monarch_slots_say(struct own *o, uint64_t begin, uint64_t end, int what);

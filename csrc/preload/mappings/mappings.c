@@ -17,8 +17,9 @@
 static struct own *own;  /* atomic; NULL until the first mapping is added */
 static uint32_t refused; /* atomic; 1: no mapping is added, because all memory is locked */
 
-/* The beginning and the end of a range, rounded to whole pages as the kernel rounds them; some
- * machines have pages of 64 KiB. */
+/* The next two functions return the beginning and the end of a range, rounded to whole pages as the
+ * kernel rounds them. The kernel reports the page size, because some machines have pages of 64
+ * KiB. */
 static uint64_t begin_of(const void *at) { return (uint64_t)at & ~(getauxval(AT_PAGESZ) - 1); }
 static uint64_t end_of(const void *at, uint64_t n) {
     uint64_t page = getauxval(AT_PAGESZ), end = (uint64_t)at + n;
@@ -42,9 +43,9 @@ void monarch_mappings_refuse(int refuse) {
         monarch_mappings_say(NULL, UINT64_MAX, MONARCH_FORGET);
 }
 
-/* Starts the thread of move.c if it is needed. The caller has blocked signals. If the thread cannot
- * be started, no mapping can be replaced, so all slots are freed. In the model
- * (tests/csrc/test_mapping_model.py), this is the step [start]. */
+/* Starts the thread of move.c if a mapping waits and the thread does not run. The caller has
+ * blocked signals. If the thread cannot be started, no mapping can be replaced, so all slots are
+ * freed. In the model (tests/csrc/test_mapping_model.py), this is the step [start]. */
 static void start(struct own *o) {
     int old_errno = errno;
     if (!monarch_slots_lock(o))

@@ -20,16 +20,16 @@ void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, i
 /* Records that the program is about to change the mappings in the range. Call this before a system
  * call that removes or changes a mapping. When this function returns, no mapping in the range is
  * being replaced. If `what` is MONARCH_FORGET, the mappings in the range are never replaced. Any
- * other value of `what` is the advice that the program passes to madvise. If a mapping in the range
- * is replaced later, the library passes this advice to madvise for the new mapping too. */
+ * other value of `what` is advice that the program passes to madvise. When a mapping in the range
+ * is replaced later, the library gives the same advice for the new mapping. */
 void monarch_mappings_say_slow(const void *at, uint64_t n, int what);
 static inline void monarch_mappings_say(const void *at, uint64_t n, int what) {
     if (monarch_mappings_exist())
         monarch_mappings_say_slow(at, n, what);
 }
-/* refuse = 1: removes all mappings from the table, and adds no more mappings. Call this when the
- * program locks all its memory (mlockall), because locked mappings must not be replaced. refuse =
- * 0: mappings can be added again. */
+/* refuse = 1: removes all mappings from the table, and prevents monarch_mapping_add from adding
+ * more. Call this when the program locks all its memory (mlockall), because locked mappings must
+ * not be replaced. refuse = 0: mappings can be added again. */
 void monarch_mappings_refuse(int refuse);
 
 /* Starts a thread for the inherited mappings that still wait for their copies. Call this in the

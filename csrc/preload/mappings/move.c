@@ -1,5 +1,5 @@
-/* The thread that replaces live mappings by mappings of copies. It runs as long as any mapping
- * waits for its copy.
+/* The thread that replaces live mappings by mappings of copies. The thread runs as long as any
+ * mapping waits for its copy.
  *
  * The thread makes only raw system calls, and leaves no descriptor open. In the thread, all signals
  * are blocked except one: the signal with which libc's setuid interrupts every thread.
@@ -54,8 +54,8 @@ static enum verdict judge(const struct slot *s, uint64_t *word) {
 
 #define NO_COPY (-4096) /* differs from every negative errno */
 
-/* Opens the copy. Returns a descriptor, a negative errno, or NO_COPY if the copy must not be
- * used. */
+/* Opens the copy. Returns its descriptor, or a negative errno. Returns NO_COPY if the copy must not
+ * be used. */
 static int open_copy(const struct slot *s, uint64_t word) {
     const struct monarch_control *k = s->session->control;
     const struct monarch_tier *tier = &k->tier[MONARCH_WORD_TIER(word)];
@@ -65,9 +65,9 @@ static int open_copy(const struct slot *s, uint64_t word) {
     monarch_copy_path(s->session, word, path);
     if (sys_fstatat(AT_FDCWD, path, &st, AT_SYMLINK_NOFOLLOW) != 0)
         return -ENOENT;
-    /* The caller later closes the copy's descriptor. To close any descriptor of a file releases the
-     * process's POSIX locks on that file. So a copy on which the program may have locks is not
-     * used. */
+    /* The caller later closes the copy's descriptor. At the close of any descriptor of a file, the
+     * kernel releases the process's POSIX locks on that file. So a copy on which the program may
+     * have locks is not used. */
     if (!S_ISREG(st.st_mode) || st.st_dev != tier->dev || st.st_ino != e->copy_ino ||
         (uint64_t)st.st_size != e->size || monarch_has_locks(st.st_dev, st.st_ino))
         return NO_COPY;
@@ -75,10 +75,11 @@ static int open_copy(const struct slot *s, uint64_t word) {
 }
 
 /* Maps the copy over the source's mapping. The kernel removes the old mapping before it asks the
- * file system for the new one. If the file system refused the new mapping, nothing would be mapped
- * at these addresses. So this function first maps the copy at other addresses, to make sure that
- * the copy can be mapped. Returns 1 if the copy is now mapped, 0 if the kernel has refused a
- * mapping (the caller may try again), or -1 if the last check before the replacement has failed. */
+ * file system for the new mapping. If the file system refused the new mapping, nothing would be
+ * mapped at these addresses. So this function first maps the copy at other addresses, to make sure
+ * that the copy can be mapped. Returns 1 if the mapping was replaced. Returns 0 if the kernel has
+ * refused a mapping; the caller may try again. Returns -1 if the last check has shown that the
+ * mapping must not be replaced. */
 static int map_over(const struct slot *s, int copy, uint64_t word) {
     uint64_t n = s->end - s->begin, now;
     int flags = s->flags & (MAP_SHARED | MAP_PRIVATE | MAP_NORESERVE), done = 0;
@@ -141,9 +142,9 @@ static void drop(struct own *o, struct slot *s, const struct slot *seen, int hop
     monarch_slots_unlock(o);
 }
 
-/* Tries to replace the slot's mapping by a mapping of the copy. Opens the copy before it puts the
- * slot into the state REPLACING. So no other thread has to wait for the slot if the tier's file
- * system hangs during the open. In the model (tests/csrc/test_mapping_model.py), the open is the
+/* Tries to replace the slot's mapping by a mapping of the copy. First opens the copy, and then puts
+ * the slot into the state REPLACING. So if the tier's file system hangs during the open, no other
+ * thread has to wait for the slot. In the model (tests/csrc/test_mapping_model.py), the open is the
  * step [open]. */
 static void replace(struct own *o, struct slot *s, const struct slot *seen, uint64_t word) {
     monarch_momentary_begin();
@@ -151,9 +152,10 @@ static void replace(struct own *o, struct slot *s, const struct slot *seen, uint
     if (copy >= 0 && take(o, s, seen)) {
         done = map_over(seen, copy, word);
         s->tries++;
-        /* This thread releases the slot without taking the table's lock. If the process has given
-         * up the lock, no thread can take the lock, but another thread may be waiting for this
-         * slot. In the model (tests/csrc/test_mapping_model.py), this is the step [release]. */
+        /* This thread releases the slot without the table's lock. If the process has given up the
+         * lock, this thread cannot take it, but must release the slot, because another thread may
+         * be waiting for the slot. In the model (tests/csrc/test_mapping_model.py), this is the
+         * step [release]. */
         __atomic_store_n(&s->state, done || s->tries >= TRIES ? FREE : WAITING, __ATOMIC_RELEASE);
         if (monarch_slots_lock(o)) {
             monarch_slots_recount();
@@ -172,8 +174,9 @@ static void replace(struct own *o, struct slot *s, const struct slot *seen, uint
 /* --- the thread ------------------------------------------------------------------------------ */
 
 /* Returns whether the daemon has made progress within the last SILENCE_NS. The session's state does
- * not show this: it is still MONARCH_SERVING after the daemon was killed. *beat and *since_ns store
- * the last heartbeat seen, and when it was first seen. */
+ * not show a killed daemon, because the state then stays MONARCH_SERVING. *beat is the last
+ * heartbeat that this function has seen, and *since_ns is the time when it first saw that
+ * heartbeat. */
 static int lives(const struct session *s, uint64_t *beat, uint64_t *since_ns) {
     uint64_t now = monarch_now_ns(),
              seen = __atomic_load_n(&s->control->heartbeat, __ATOMIC_RELAXED);

@@ -3,8 +3,9 @@
 
 #include <stdint.h>
 
-/* Atomic: the number of ranges that wait. In a process that maps no source file, the number is 0.
- * While it is 0, interposed calls only load the number, and need no further work for mappings. */
+/* Atomic: the number of mappings that wait for their copies. In a process that maps no source file,
+ * this number is 0. While this number is 0, the interposed functions only load it, and need no
+ * further work for mappings. */
 extern uint32_t monarch_mappings_waiting;
 
 static inline int monarch_mappings_exist(void) {

@@ -11,7 +11,7 @@
 #define LIMIT_NS 1000000000ULL
 #define STACK_BYTES 16384
 
-/* The beginning of the thread's memory; the thread's stack follows it. */
+/* The beginning of the thread's memory. The rest of this memory is the thread's stack. */
 struct apart {
     uint32_t runs; /* futex: 1 while the thread runs; the kernel sets it to 0 when the thread has
                     * ended */
@@ -22,10 +22,10 @@ struct apart {
 /* The thread's first function. Gives the thread its own table of descriptors, and then runs the
  * work. From Linux 5.9 on, close_range gives the thread an empty table. (Before Linux 6.13, the
  * kernel first copies up to 64 descriptors into the new table, and then closes these copies.)
- * Before Linux 5.9, there is only unshare, which copies the whole table. In that case, the thread
- * closes its copy of descriptor 0, so that one number is free. In both cases, the process's own
- * table does not change. The process also loses no POSIX lock, because a POSIX lock belongs to the
- * table through which it was taken. */
+ * Before Linux 5.9, only unshare can give the thread a table. It copies the whole table, so the
+ * thread then closes its copy of descriptor 0 to get a free number. Neither call changes the
+ * process's own table. The process also loses no POSIX lock, because a POSIX lock belongs to the
+ * table through which the lock was taken. */
 static int run(void *at) {
     struct apart *a = at;
     if (sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||

@@ -1,7 +1,7 @@
-/* The table of all functions that are interposed. It contains names such as `__open_2` and
+/* The table of all functions that are interposed. The table contains names such as `__open_2` and
  * `__read_chk`, because _FORTIFY_SOURCE replaces calls of `open` and `read` with calls of these
- * functions. It does not contain names such as `open64`: each of them is an alias of the plain
- * function, made by TWIN.
+ * functions. It does not contain names such as `open64`, because TWIN makes each of them an alias
+ * of the plain function.
  *
  *   X(name, return type, arguments)   a function that the library interposes; the original is in a
  *                                     library loaded after this one, and is looked up when it is
@@ -215,8 +215,8 @@ struct file_handle;
     X(setns, int, (int fd, int type))
 
 /* Functions that the library calls but does not interpose. The pthread functions start the thread
- * of move.c. The library looks these functions up instead of linking to them, because a link would
- * make the library require a newer libc. __tsan_init exists only under ThreadSanitizer. */
+ * of move.c. The library looks these functions up when it is loaded. If it were linked to them, it
+ * would require a newer libc. __tsan_init exists only under ThreadSanitizer. */
 #define MONARCH_FOUND(F)                                                                  \
     F(fdopendir, DIR *, (int fd))                                                         \
     F(pthread_create, int,                                                                \
@@ -227,9 +227,9 @@ struct file_handle;
     F(pthread_attr_setdetachstate, int, (pthread_attr_t * attr, int state))               \
     F(__tsan_init, void, (void))
 
-/* Gives a function a second name. The headers declare the two functions with different types,
- * although the types have the same layout. So the alias is made with the assembler's `.set`, which
- * ignores types. Each file of calls/ has its TWIN lines at its end. */
+/* Gives a function a second name. The headers declare the two functions with different types of the
+ * same layout. So the alias is made with the assembler's `.set`, which ignores types. Each file of
+ * calls/ has its TWIN lines at its end. */
 #define TWIN(alias, name) __asm__(".globl " #alias "\n.set " #alias ", " #name);
 
 #define X(name, ret, args) typedef ret(*name##_call) args;
@@ -268,7 +268,7 @@ static inline void *monarch_real_of(void **at, const char *name) {
  * interposed functions. */
 #define REAL(name) ((name##_call)monarch_real_of(&monarch_real.name, #name))
 /* The function `name` if it has been looked up before, otherwise NULL. This macro never looks a
- * function up, because its callers may not have enough stack for that. */
+ * function up, because its callers may not have enough stack for a look-up. */
 #define REAL_IF_FOUND(name) ((name##_call)monarch_real_if_found(&monarch_real.name))
 
 /* Converts the result of a raw system call into what libc returns: for an error, -1 with errno

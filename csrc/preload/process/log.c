@@ -25,9 +25,10 @@ void monarch_log_init(void) {
     monarch_logging = 1;
 }
 
-/* Opens the log for a single line, so that no descriptor stays open. Lines of several threads are
- * never mixed, because each line is written by one write with O_APPEND. The file's name contains
- * the pid, so a forked child writes to a file of its own. */
+/* Opens the log for one line. The caller closes the log after the line, so that no descriptor stays
+ * open. The lines of several threads are never mixed, because each line is written by a single call
+ * of write with O_APPEND. The file's name contains the pid, so a forked child writes to a file of
+ * its own. */
 static int open_log(void) {
     char path[DIRECTORY_BYTES];
     struct stat st;

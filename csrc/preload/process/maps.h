@@ -3,10 +3,9 @@
 
 #include <stdint.h>
 
-/* The device and inode numbers that /proc/self/maps shows for a file. On overlayfs and btrfs, stat
- * may return other numbers for the same file. So the library reads these numbers from
- * /proc/self/maps when a mapping is made, and later compares them only with numbers from
- * /proc/self/maps. */
+/* The device and inode numbers that /proc/self/maps shows for a file. These numbers are compared
+ * only with other numbers from /proc/self/maps. On overlayfs and btrfs, stat may return different
+ * numbers for the same file. */
 struct monarch_mapped {
     uint64_t major, minor, ino;
 };

@@ -7,8 +7,8 @@
  * not answer. */
 #define FORK_NS 20000000ULL
 /* Longest time [ns] for which a fork prevents other threads from opening a momentary descriptor.
- * The kernel copies the descriptors of a fork in a much shorter time. If a fork has not ended by
- * then, a signal handler has probably jumped out of the library's code. */
+ * The kernel copies a process's descriptors in much less time. If a fork has not ended after this
+ * time, a signal handler has probably jumped out of the library's code. */
 #define FORKING_NS 100000000ULL
 
 /* Atomic. open_now: number of threads that have a momentary descriptor open, or are about to open
@@ -19,9 +19,9 @@ static uint64_t fork_ns; /* atomic: start of the latest fork */
 static uint32_t get(const uint32_t *count) { return __atomic_load_n(count, __ATOMIC_SEQ_CST); }
 static void add(uint32_t *count) { __atomic_fetch_add(count, 1, __ATOMIC_SEQ_CST); }
 
-/* Decrements *count (`open_now` or `forking`), unless it is 0 already. It may be 0 after a fork
- * that the library did not see: the child sets both counts to 0 when it notices that it is a
- * child. */
+/* Decrements *count (`open_now` or `forking`), unless the count is 0 already. The count may be 0 in
+ * the child of a fork that the library did not see: when the child notices that fork, it sets both
+ * counts to 0. */
 static void drop(uint32_t *count) {
     uint32_t n = get(count);
     while (n &&

@@ -32,8 +32,8 @@ char monarch_reader_next(struct monarch_reader *r) {
 /* Calls act(number, data) for each entry of the open directory `list` whose name is a number, and
  * closes the directory. Returns whether all entries were listed. of_descriptors: 1 if the numbers
  * are descriptors. In that case, `act` is not called for the descriptor `list` itself. If `list` is
- * not among the entries, the directory shows the descriptors of another thread's table. The result
- * is then 0. */
+ * not among the entries, the result is 0, because the directory then shows the descriptors of
+ * another thread's table. */
 static int for_numbers(int list, int of_descriptors, void (*act)(int number, void *data),
                        void *data) {
     char names[1024] __attribute__((aligned(8)));
@@ -126,8 +126,8 @@ static void look_at_thread(int tid, void *data) {
     read_text(path, text, sizeof text);
     if (!is_in_call(s, text))
         return;
-    /* The state D means an uninterruptible sleep inside the kernel. A thread that a tracer or a
-     * seccomp filter has stopped before the call has another state. */
+    /* The state D means that the thread sleeps uninterruptibly inside the kernel. If a tracer or a
+     * seccomp filter has stopped the thread before the call, the thread has another state. */
     put(name, "stat");
     read_text(path, text, sizeof text);
     const char *state = strrchr(text, ')');

@@ -19,12 +19,12 @@ char monarch_reader_next(struct monarch_reader *r);
  * was listed. */
 int monarch_for_descriptors(void (*act)(int fd, void *data), void *data);
 /* Returns whether all threads of this process share one table of descriptors. If the kernel cannot
- * compare tables (kcmp), assumes that they do. */
+ * compare tables (kcmp), the result is 1. */
 int monarch_have_one_table(void);
 
 /* Returns whether a thread of this process sleeps in the system call `call`, with `first` and
- * `fourth` as the call's first and fourth arguments. A thread that a tracer or a seccomp filter has
- * stopped before the call is not regarded as sleeping. Returns 0 if /proc cannot be read. */
+ * `fourth` as the call's first and fourth arguments. A thread does not count as sleeping if a
+ * tracer or a seccomp filter has stopped it before the call. Returns 0 if /proc cannot be read. */
 int monarch_sleeps_in(long call, uint64_t first, uint64_t fourth);
 
 /* Returns the offset of a descriptor, or 0 if /proc cannot be read. Unlike lseek, this function

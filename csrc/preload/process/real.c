@@ -4,8 +4,9 @@
  * short-lived, and call few of the functions. dlsym itself has three problems. Before glibc 2.34 it
  * is in libdl, but the library links only to libc. dlsym takes a lock, which is not allowed in a
  * signal handler or in a child of vfork. And dlsym may allocate memory: if the program has its own
- * malloc, this malloc may call this library's open() again. So this file stores where the
- * libraries' symbol tables are, and searches the tables itself. */
+ * malloc, this malloc may call the library's open() while the library is looking up the original of
+ * open(). So this file stores where the libraries' symbol tables are, and searches the tables
+ * itself. */
 #include <elf.h>
 #include <link.h>
 #include <stdint.h>
@@ -16,8 +17,8 @@
 struct real_calls monarch_real;
 const char *monarch_library;
 
-/* Maximum number of stored symbol tables, one for each library. If there are more libraries, those
- * immediately before libc in the search order are not searched. libc is always searched. */
+/* Maximum number of stored symbol tables, one for each library. If there are more libraries, the
+ * last libraries before libc in the search order are not searched. libc is always searched. */
 #define TABLES 64
 /* The value of a member of struct real_calls if no library defines the function. */
 #define ABSENT ((void *)1)
@@ -61,8 +62,8 @@ static int read_table(struct table *t, const struct dl_phdr_info *info) {
     if (!dyn)
         return 0;
     for (; dyn->d_tag != DT_NULL; dyn++) {
-        /* glibc has already added the library's base to these addresses, except to the addresses of
-         * the kernel's vDSO. */
+        /* glibc has already added the library's base to each of these addresses, except in the
+         * kernel's vDSO. */
         ElfW(Addr) at = dyn->d_un.d_ptr < t->base ? dyn->d_un.d_ptr + t->base : dyn->d_un.d_ptr;
         if (dyn->d_tag == DT_SYMTAB)
             t->symbols = (const void *)at;
@@ -84,9 +85,9 @@ static void *address_of(const struct table *t, const ElfW(Sym) * symbol) {
 }
 
 /* Returns the address of the symbol `name`, or NULL if the library does not define it. A symbol may
- * have several versions. If one of them is the default version, returns that one. Otherwise returns
- * a hidden version: some symbols have only hidden versions, for example `__xstat` since glibc
- * 2.33. */
+ * have several versions. Returns the default version if there is one. Otherwise returns a hidden
+ * version, because some symbols have only hidden versions (since glibc 2.33, for example
+ * `__xstat`). */
 static void *lookup(const struct table *t, const char *name, uint32_t hash) {
     const uint32_t *h = t->gnu_hash, buckets = h[0], first = h[1], blooms = h[2];
     const ElfW(Addr) *bloom = (const void *)(h + 4);
@@ -95,8 +96,8 @@ static void *lookup(const struct table *t, const char *name, uint32_t hash) {
     void *found = NULL;
     if (!buckets || !blooms)
         return NULL;
-    /* Most libraries do not define the name. Usually, two bits of the library's Bloom filter
-     * already show that. The filter's size is always a power of two: the dynamic linker loads no
+    /* Most libraries do not define the name. Usually, two bits of the library's Bloom filter are
+     * enough to see that. The filter's size is always a power of two: the dynamic linker loads no
      * library whose filter has another size. */
     ElfW(Addr) word = bloom[hash / bits & (blooms - 1)];
     if (!(word >> hash % bits & word >> (hash >> h[3]) % bits & 1))
@@ -160,8 +161,8 @@ void monarch_real_init(void) {
     struct search s;
     memset(&s, 0, sizeof s);
     dl_iterate_phdr(visit, &s);
-    /* Normally, libc comes after this library in the search order. It comes before this library if
-     * dlopen has loaded this library, or if another library depends on it. In both cases, all other
+    /* Normally, libc comes after this library in the search order. But libc comes first if this
+     * library was loaded by dlopen or as a dependency of another library. In that case, all other
      * libraries are searched, because each of them may define the functions. */
     if (!s.behind_libc) {
         memset(&s, 0, sizeof s);

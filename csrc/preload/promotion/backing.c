@@ -11,15 +11,15 @@
 #include "shared/sys.h"
 
 /* Backing descriptors get numbers from this one on, unless the process's limit on descriptors is
- * lower. Low numbers are left to the program, because it may expect that an open returns the lowest
- * number that it does not use. */
+ * lower. Low numbers are left to the program, because a program may expect that an open returns the
+ * lowest number that the program does not use. */
 #define FIRST_NUMBER 500
 
 /* One word for each descriptor number. If the descriptor has a backing descriptor, the word is 1 +
  * the number of that backing descriptor. If the descriptor is itself a backing descriptor, the word
- * is IS_BACKING | 1 + the number of the copy's descriptor to which it belongs. This second
- * direction is needed because a program may also close a backing descriptor, for example by closing
- * a range of numbers. */
+ * is IS_BACKING | 1 + the number of the copy's descriptor to which it belongs. The words of backing
+ * descriptors are needed because a program may also close a backing descriptor, for example by
+ * closing a range of numbers. */
 #define IS_BACKING 0x80000000U
 static uint32_t table[MONARCH_TRACKED] SELDOM;
 /* For each backing descriptor: the lower half of its file's inode number. The program may have
@@ -71,9 +71,9 @@ static int high_duplicate(int of, int cloexec) {
     return -1;
 }
 
-/* Records that `high` is the backing descriptor of `fd`. before: the present backing descriptor of
- * `fd`, or -1 if there is none. Returns 0 and records nothing if another thread has changed the
- * backing descriptor of `fd` in the meantime. */
+/* Records that `high` is the backing descriptor of `fd`. before: the backing descriptor that `fd`
+ * has had until now, or -1. Returns 0 and records nothing if another thread has changed the backing
+ * descriptor of `fd` in the meantime. */
 static int note(int fd, int high, int before) {
     struct stat st;
     sys_fstat(high, &st);
@@ -86,8 +86,8 @@ static int note(int fd, int high, int before) {
                                                       __ATOMIC_RELAXED))
         ;
     int noted = change(fd, (uint32_t)before + 1, (uint32_t)high + 1);
-    /* `left` is the descriptor that is not the backing descriptor of `fd` now: `before` if `high`
-     * was recorded, otherwise `high`. Its word in the table is cleared. */
+    /* One of the two descriptors is not the backing descriptor of `fd` now: `before` if `high` was
+     * recorded, otherwise `high`. The word of this descriptor is cleared. */
     int left = noted ? before : high;
     if (left >= 0 && change(left, IS_BACKING | (uint32_t)(fd + 1), 0))
         __atomic_fetch_sub(&monarch_backing_count, 1, __ATOMIC_SEQ_CST);
@@ -118,9 +118,9 @@ static void give_way(int backing, int fd) {
         monarch_backing_close_slow(fd);
 }
 
-/* Releases all POSIX locks of the process on a copy's source file. Call this when `fd`, a
- * descriptor of the copy, is about to be closed: without the library, `fd` would be a descriptor of
- * the source file, and the kernel would release these locks at its close. */
+/* Releases all POSIX locks of the process on the source's file. Call this when `fd`, a descriptor
+ * of the copy, is about to be closed. Without the library, `fd` would be a descriptor of the
+ * source's file, so the kernel would release the locks at this close. */
 static void drop_locks(int fd) {
     struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
     struct stat copy, other;
@@ -247,7 +247,7 @@ int monarch_is_backing(int fd) {
 
 /* --- functions for the interposed calls ------------------------------------------------------- */
 
-/* Reserves a high number for a backing descriptor: opens `path` with O_PATH, and duplicates this
+/* Reserves a high number for a backing descriptor: opens `path` with O_PATH, and duplicates the new
  * descriptor to a high number. The close of an O_PATH descriptor releases no locks. Returns the
  * high number. On failure, for example if `path` no longer leads to the entry's file, returns -1 or
  * -2 like monarch_backing_fd. */

@@ -1,9 +1,9 @@
 /* Manages backing descriptors: descriptors of source files, which belong to descriptors of copies.
  *
- * When the program makes a call on a copy's descriptor that only the source can answer (locks,
- * holes, extents), the library makes this call on the backing descriptor. A backing descriptor is
- * opened when it is first needed. From then on, it is duplicated, inherited and closed together
- * with the copy's descriptor. */
+ * Some calls on a copy's descriptor can be answered only by the source (locks, holes, extents). The
+ * library makes these calls on the backing descriptor instead. A backing descriptor is opened when
+ * it is first needed. From then on, it is duplicated, inherited and closed together with the copy's
+ * descriptor. */
 #pragma once
 
 #include <stdint.h>
@@ -19,17 +19,17 @@ extern uint32_t monarch_backing_count __attribute__((visibility("hidden")));
 int monarch_backing_fd(int fd);
 
 /* Checks whether the source's file still equals the copy. Call this after a lock was granted on the
- * backing descriptor of `fd`: another process may have held the lock before, and may have changed
- * the file. If the file now differs from the copy, replaces `fd` by a descriptor of the source's
- * file. If the process has only one thread, replaces the duplicates of `fd` too. */
+ * backing descriptor of `fd`, because an earlier holder of the lock may have changed the file. If
+ * the file now differs from the copy, replaces `fd` by a descriptor of the source's file. If the
+ * process has only one thread, replaces the duplicates of `fd` too. */
 void monarch_backing_compare(int fd);
 
 /* Replaces a copy's descriptor by a descriptor of the source's file. If the process has only one
  * thread, replaces the descriptor's duplicates too. fcntl calls this function for F_SETLEASE,
  * F_SETSIG, F_SETOWN and F_SETOWN_EX. For these commands, a backing descriptor is not enough: the
- * settings last after the call, and the kernel later sends a signal with the number of the
- * descriptor, which must be the program's own. Returns 0 if the result of monarch_backing_fd is -2,
- * for example because no descriptor number is free. */
+ * kernel later sends a signal that contains the descriptor's number, and the program knows only the
+ * number of its own descriptor. Returns 0 if the result of monarch_backing_fd is -2, for example
+ * because no descriptor number is free. */
 int monarch_become_source(int fd);
 
 /* Records that the program has requested POSIX locks on a backing descriptor. From now on, the
@@ -38,8 +38,8 @@ int monarch_become_source(int fd);
  * locks on the file. */
 void monarch_backing_has_posix_locks(void);
 
-/* Returns whether `fd` is a backing descriptor. The library prevents the program from closing
- * backing descriptors, for example in a loop over all numbers, because the process would then lose
+/* Returns whether `fd` is a backing descriptor. The library prevents the program from closing a
+ * backing descriptor, for example in a loop over all numbers, because this close would release
  * locks. */
 int monarch_is_backing(int fd);
 
@@ -54,9 +54,9 @@ void monarch_backing_duplicate_slow(int fd, int fresh);
 /* Call this when FD_CLOEXEC of `fd` is set to `flag`. */
 void monarch_backing_flag_slow(int fd, int flag);
 
-/* The next three functions serve close_range and closefrom, with which the program closes all
- * descriptors from `first` to `last`, or sets their FD_CLOEXEC. The functions do the same to the
- * backing descriptors that belong to these descriptors. */
+/* The next three functions are for close_range and closefrom. These calls close all descriptors
+ * from `first` to `last`, or set their FD_CLOEXEC. The functions do the same to the backing
+ * descriptors of these descriptors. */
 
 /* Call this before the descriptors from `first` to `last` are closed. Calls
  * monarch_backing_close_slow for each of them, except for backing descriptors that must stay
@@ -66,7 +66,7 @@ void monarch_backing_close_range(unsigned first, unsigned last);
  * there is none. A backing descriptor must stay open if the descriptor to which it belongs is not
  * in the range. */
 uint64_t monarch_backing_that_stays(uint64_t from, unsigned first, unsigned last);
-/* Call this when a call sets FD_CLOEXEC on all descriptors from `first` to `last`. */
+/* Call this when the program sets FD_CLOEXEC on all descriptors from `first` to `last`. */
 void monarch_backing_flag_range(unsigned first, unsigned last);
 
 static inline int monarch_has_backing(void) {

@@ -12,10 +12,10 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* Files with a descriptor that is being replaced. When a descriptor is replaced, the kernel closes
- * the old open file. This close releases the process's POSIX locks on the file. It may take a long
- * time, because some file systems contact their server at each close (flush). So a thread that is
- * about to lock the file waits until the close has ended.
+/* Each slot names a file of which a descriptor is being replaced. When a descriptor is replaced,
+ * the kernel closes the old open file, and thereby releases the process's POSIX locks on the file.
+ * The close may take a long time, because some file systems contact their server at each close
+ * (flush). So a thread that is about to lock the file waits until the close has ended.
  *
  * A slot contains the process's pid in its highest 24 bits, and a hash of the file in the other 40
  * bits. A slot is free if it is 0, or if it contains another pid. (A forked child inherits the
@@ -112,9 +112,10 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
     uint64_t word = monarch_word_of(w);
     char path[MONARCH_COPY_PATH];
     struct monarch_pin pin;
-    /* If the offset is not 0, a call that the library did not see has moved it. The program then
-     * relies on the offset, so the descriptor is not promoted. The offset is read before the
-     * descriptor is pinned, because lseek may have to wait for reads of other threads. */
+    /* If the descriptor's offset is not 0, it was moved by a call that the library did not see. The
+     * program then relies on the offset, so the descriptor is not promoted. The offset is read
+     * before the descriptor is pinned, because lseek may have to wait for reads of other
+     * threads. */
     if (!tracked || tracked & (TRACK_OFFSET | TRACK_SHARED | TRACK_PINNED) ||
         MONARCH_WORD_STATE(word) != MONARCH_PRESENT || !monarch_track_is_mine() ||
         monarch_tracked(fd) != tracked || sys_lseek(fd, 0, SEEK_CUR) != 0)
@@ -124,9 +125,9 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
     monarch_momentary_begin();
     int kept = monarch_copy_flags(flags & (O_NONBLOCK | O_LARGEFILE | O_NOFOLLOW));
     int copy = flags < 0 ? -1 : sys_openat(AT_FDCWD, path, kept | O_CLOEXEC);
-    /* If another thread has closed or replaced the descriptor in the meantime, it cannot be pinned.
-     * While it is pinned, a thread that is about to close or replace it waits for the end of this
-     * promotion. */
+    /* The descriptor cannot be pinned if another thread has closed or replaced it in the meantime.
+     * While the descriptor is pinned, a thread that is about to close or replace it waits for the
+     * end of this promotion. */
     if (copy >= 0 && monarch_track_pin(fd, tracked, &pin)) {
         done = replace(fd, copy, w);
         monarch_track_unpin(fd, &pin, done ? 0 : pin.word | TRACK_SHARED);

@@ -5,24 +5,24 @@
 #include "preload/descriptors/track.h"
 #include "preload/fill/wait.h"
 
-/* Promotes the descriptor. Returns whether the descriptor refers to the copy now. tracked: the
- * descriptor's word in the table (track.h). */
+/* Makes `fd` refer to the complete copy instead of the source's file. Returns whether `fd` refers
+ * to the copy now. tracked: the descriptor's word in the table (track.h). */
 int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w);
 
 /* Returns whether the descriptor refers to the entry's file at the source. The check compares the
- * device and inode numbers. These numbers of an open file never change, so the numbers that the
- * kernel has cached are valid, and the source's server is not asked. */
+ * device and inode numbers. These numbers never change while the file is open. So the check needs
+ * only the numbers that the kernel has cached, and does not ask the source's server. */
 int monarch_is_still(int fd, const struct session *s, const struct monarch_entry *e);
 /* Returns whether the descriptor still refers to the same file as at the beginning of the program's
- * call. That file has the inode number w->ino. (The entry may describe another file by now, so its
- * inode number is not used.) */
+ * call. The check compares the file's inode number with w->ino. It does not use the entry's inode
+ * number, because the entry may describe another file by now. */
 int monarch_is_callers(int fd, const struct monarch_wanted *w);
 
 /* Prevents all further promotions of descriptors of the file to which `fd` refers. Call this when
  * the program requests locks or asynchronous signals on this file: a promotion closes a descriptor
  * of the file, and the kernel would then release the locks. If a promotion has already begun, waits
- * for its end. Returns 0 if the promotion has not ended after 5 s. That happens if the source does
- * not answer. */
+ * for its end. Returns 0 if the promotion has not ended after 5 s, for example because the source
+ * does not answer. */
 int monarch_keep_locks(int fd);
 /* Compares a source's file with its entry in the catalog. If they differ, records the file as
  * changed, so that its reads go to the source. Call this after a lock was granted on the file. */

@@ -12,9 +12,9 @@
  * room for 16, because monarch_copy_path always writes 16 digits. */
 #define MONARCH_COPY_PATH (MONARCH_TIER_PATH + 16)
 
-/* Writes the path of the copy that `word` names. Every open needs such a path, so this function
- * must be fast. It computes 16 hexadecimal digits at once. The first MONARCH_COPY_NAME digits are
- * the copy's name. */
+/* Writes the path of the copy that `word` names. Every open of a copy calls this function, so the
+ * function must be fast. It computes 16 hexadecimal digits at once. The first MONARCH_COPY_NAME
+ * digits are the copy's name. */
 static inline void monarch_copy_path(const struct session *s, uint64_t word, char *out) {
     const struct monarch_tier *tier = &s->control->tier[MONARCH_WORD_TIER(word)];
     const unsigned unused = 4 * (16 - MONARCH_COPY_NAME);
@@ -37,10 +37,10 @@ int monarch_is_as_scanned(const struct session *s, const struct monarch_entry *e
                           const struct stat *st);
 
 int monarch_has_mode_of_copy(unsigned mode);
-/* If `st` describes a copy, returns the entry of the copied file. Otherwise returns NULL. Of `st`,
- * only the device, inode, mode, link count, size and mtime are used. Before the call, *s must be
- * the newest session. Sets *s and *c to the session and the catalog of the entry. These may belong
- * to an earlier daemon, because a program may keep a copy open after the daemon that made the copy
- * has ended. */
+/* If `st` describes a copy, returns the entry of the copied file. Otherwise returns NULL. Uses only
+ * the device, inode, mode, link count, size and mtime in `st`. Before the call, *s must be the
+ * newest session. Sets *s and *c to the session and the catalog of the entry. The session may be
+ * that of an earlier daemon, because a program may keep a copy open after the end of the daemon
+ * that made the copy. */
 const struct monarch_entry *
 monarch_behind_copy(struct session **s, const struct monarch_catalog **c, const struct stat *st);

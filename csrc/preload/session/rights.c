@@ -33,8 +33,8 @@ static int may_read_everything(const struct monarch_control *k) {
 #define MOST 65536     /* NGROUPS_MAX */
 #define UNMAPPED 65534 /* group number that a user namespace shows for groups without a mapping */
 
-/* Returns whether all of the daemon's groups are among the `n` groups. Usually both lists are
- * sorted, so each search begins where the previous search has ended. */
+/* Returns whether all of the daemon's groups are among the `n` groups. Each search begins where the
+ * previous search has ended, because usually both lists are sorted. */
 static int has_groups(const struct monarch_control *k, const uint32_t *groups, long n) {
     long at = 0, unmapped = 0, missing = 0;
     for (long i = 0; i < n; i++)
@@ -83,8 +83,8 @@ static int has_daemons_groups(const struct monarch_control *k) {
 
 /* ---------------------------------------------------------------------------------------------- */
 
-/* Only processes of the daemon's user are checked. Processes of other users cannot open copies
- * anyway. */
+/* Only a process of the daemon's user is checked, because processes of other users cannot open
+ * copies. */
 int monarch_rights_suffice(const struct session *s) {
     const struct monarch_control *k = s->control;
     if (sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0) == (long)k->owner) {

@@ -5,7 +5,7 @@
 #include "shared/sys.h"
 
 /* Atomic. 1: a thread of this process may have entered another mount namespace, or may have a root
- * directory of its own. The value is never set to 0 again. */
+ * directory of its own. The value never returns to 0. */
 static uint32_t foreign;
 
 /* --- mounts --------------------------------------------------------------------------------- */
@@ -18,8 +18,8 @@ __attribute__((noinline)) static int is_mounted_upon(const char *path, uint32_t 
     char buf[512];
     /* index of the current field in its line, counted from 0; field 4 is the mount point */
     unsigned field = 0;
-    /* Number of bytes of the mount point that were read so far. Valid only while `differs` is 0,
-     * which means that all of these bytes are equal to the beginning of `path`. */
+    /* Number of bytes of the mount point that were read so far and are equal to the beginning of
+     * `path`. Valid only while `differs` is 0. */
     size_t same = 0;
     int differs = 0, found = 0;
     int fd = sys_openat(AT_FDCWD, "/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
@@ -85,10 +85,10 @@ int monarch_has_foreign_tier(const struct monarch_control *k) {
 
 /* --- roots ---------------------------------------------------------------------------------- */
 
-/* session.roots has one word for the sources' paths, and one for their aliases. The lower half of a
- * word has two bits per source. 0: unknown; 1: the path leads to the scanned directory; 2: the path
- * leads to another directory. The upper half counts how often the process has changed its root
- * directory. */
+/* The field `roots` of struct session has a word for the sources' paths, and a word for their
+ * aliases. The lower half of a word has two bits per source. The value of these bits is 0 if it is
+ * unknown where the path leads, 1 if it leads to the scanned directory, or 2 if it leads to another
+ * directory. The upper half counts how often the process has changed its root directory. */
 static_assert(MONARCH_MAX_SOURCES <= 16, "the bits of all sources must fit into the lower half");
 
 static int is_ours_now(const struct session *s, unsigned source, int by_alias) {
@@ -109,7 +109,8 @@ int monarch_root_is_ours_slow(struct session *s, unsigned source, int by_alias) 
             return 0;
         if (known)
             return known == 1;
-        /* After a chroot, the paths of tiers may lead to other directories too. */
+        /* After a chroot (the upper half of the word is not 0), the paths of tiers may lead to
+         * other directories too, so the library checks them as well. */
         uint64_t same =
             is_ours_now(s, source, by_alias) && (!(seen >> 32) || !foreign_tier(s->control));
         /* Stores `same`, unless another thread has called chroot in the meantime, which changes the

@@ -12,8 +12,8 @@ static inline int monarch_root_is_ours(struct session *s, unsigned source, int b
     uint64_t known = __atomic_load_n(&s->roots[by_alias], __ATOMIC_ACQUIRE) >> source * 2 & 3;
     return __builtin_expect(known == 1, 1) || monarch_root_is_ours_slow(s, source, by_alias);
 }
-/* Returns whether at least one of the source's path and the source's alias leads this process to
- * the directory that was scanned. */
+/* Returns whether the source's path or the source's alias leads this process to the directory that
+ * was scanned. */
 static inline int monarch_sees_source(struct session *s, unsigned source) {
     for (int by_alias = 0; by_alias < 2; by_alias++)
         if ((__atomic_load_n(&s->roots[by_alias], __ATOMIC_ACQUIRE) >> source * 2 & 3) == 1)
@@ -29,13 +29,13 @@ void monarch_roots_may_differ(void); /* call this after a chroot */
 void monarch_roots_are_foreign(void);
 
 /* Returns whether the path of a tier leads to a directory in this process, but not to the daemon's
- * private directory. If so, also warns the user: a file in that other directory could be mistaken
- * for a copy. If the path leads to no directory, as in a container without the tier, no file can be
- * mistaken, and the result is 0. */
+ * private directory. If so, also warns the user, because the library could mistake a file in that
+ * other directory for a copy. The result is 0 if the path leads to no directory, as in a container
+ * without the tier. */
 int monarch_has_foreign_tier(const struct monarch_control *k);
 
-/* Atomic: whether the working directory is below, above or far from the sources; see
- * preload/lookup/cwd.h. */
+/* Atomic: whether the working directory is near a source (below or above it), or far from all
+ * sources; see preload/lookup/cwd.h. */
 extern uint64_t monarch_cwd_is HIDDEN;
 void monarch_cwd_may_differ(void);
 /* Resets monarch_cwd_is if the number of the daemon's sources has changed since the last call. */

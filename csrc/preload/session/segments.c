@@ -17,7 +17,7 @@
 #define NAME_BYTES 29
 /* Maximum number of addresses that are kept for later sessions, for each kind of segment in enum
  * monarch_range. A process rarely has more than two sessions at a time. Further addresses stay
- * mapped, but are never used again. They cost address space, but no memory. */
+ * mapped, but are never used again, so they cost address space, but no memory. */
 #define SPARES 4
 
 static char session_dir[DIR_MAX], control_path[DIR_MAX + sizeof "/control"];
@@ -91,7 +91,7 @@ static_assert(sizeof(struct request) <= MONARCH_APART_BYTES,
 
 /* Runs `map`. If the process has no free descriptor, runs `map` again in a thread with its own
  * table of descriptors. Without the mapping, this process could not record which files it changes,
- * and other processes would continue to read outdated copies. */
+ * so other processes would read outdated copies of these files. */
 static int run(void (*map)(void *request), struct request *r) {
     map(r);
     if (r->has_no_number)
@@ -123,8 +123,8 @@ int monarch_map_segment(const char *name, struct monarch_segment *out) {
 
 __attribute__((noinline)) int monarch_is_linked(const struct session *s) {
     struct stat st;
-    /* No other file can have the segment's inode number, because this process still has the segment
-     * mapped. */
+    /* As long as this process has the segment mapped, no other file can get the segment's inode
+     * number. */
     return sys_fstatat(AT_FDCWD, control_path, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
            st.st_ino == s->ino && st.st_dev == s->dev;
 }
@@ -227,12 +227,12 @@ static void release_catalog(const struct monarch_catalog *c) {
 }
 
 /* Addresses of catalogs are not reused. Otherwise, a thread that still has a pointer to an entry of
- * the old catalog could find another file's entry there. */
+ * the old catalog could find another file's entry at that address. */
 void monarch_release_session(struct session *s) {
     if (__atomic_exchange_n(&s->released, 1, __ATOMIC_ACQ_REL))
         return;
-    /* `control` is cleared first. A thread that finds zeros in `control` maps no further segment of
-     * the session. */
+    /* `control` is cleared first, because a thread that finds zeros in `control` maps no further
+     * segment of the session. */
     clear(s->control, sizeof *s->control, PROT_READ);
     release_catalog(__atomic_load_n(&s->catalog, __ATOMIC_ACQUIRE));
     for (int i = 0; i < MONARCH_OLDER; i++)
@@ -253,9 +253,9 @@ const struct monarch_fills *monarch_fills_of(struct session *s) {
     struct monarch_fills *fresh = monarch_map_range(MONARCH_RANGE_FILLS, &reused);
     if (!fresh)
         return NULL;
-    /* The segment was found by its name, so it could belong to a new daemon. But a new daemon
-     * closes the old daemon's session before it creates segments. So if this session's daemon still
-     * serves, the segment belongs to this session. */
+    /* The segment was found by its name, so it could belong to a new daemon. But before a new
+     * daemon creates segments, it closes the old daemon's session. So if this session is still
+     * served, the segment belongs to this session. */
     if (monarch_is_serving(s) &&
         __atomic_compare_exchange_n(&s->fills, &old, fresh, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
         return fresh;
@@ -287,8 +287,8 @@ const struct monarch_catalog *monarch_catalog_slow(struct session *s,
         return old;
     const struct monarch_catalog *c = found.map;
     /* The catalogs of a new daemon have the same names as those of the old daemon, so a new daemon
-     * may have made this catalog. If this session's daemon no longer serves, the catalog is not
-     * stored. */
+     * may have made this catalog. To exclude that, the catalog is stored only if this session's
+     * daemon still serves. */
     if (is_sound(c, found.size) && c->generation == generation && monarch_is_serving(s) &&
         __atomic_compare_exchange_n(&s->catalog, &old, c, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
         uint32_t n = __atomic_fetch_add(&s->older_used, 1, __ATOMIC_RELAXED);

@@ -43,9 +43,9 @@ int monarch_tier_on(const struct session *s, uint64_t dev, int from) {
 
 unsigned monarch_rank;
 
-/* The variables in which launchers store a rank's number. Launchers may be nested: mpiexec may run
- * in a step of Slurm, and may start torchrun. The variable of the innermost launcher comes
- * first. */
+/* The variables in which launchers store a rank's number. Launchers may be nested: Slurm may start
+ * mpiexec, which may start torchrun. The innermost launcher numbers the ranks, so its variable
+ * comes before the variables of outer launchers. */
 static const char *const variables[] = {
     "LOCAL_RANK",                 /* torchrun, Lightning, DeepSpeed, accelerate */
     "OMPI_COMM_WORLD_LOCAL_RANK", /* Open MPI */
@@ -56,8 +56,8 @@ static const char *const variables[] = {
     "SLURM_LOCALID",              /* srun */
 };
 
-/* Converts `text`, the number that a launcher has given to a rank. Returns the number + 1, or 0 if
- * `text` is not a number or the number is too large. */
+/* Returns 1 + the number that `text` contains. Returns 0 if `text` is not a number, or if the
+ * number is too large. */
 static unsigned number_of(const char *text) {
     unsigned n = 0;
     for (; *text >= '0' && *text <= '9' && n < MONARCH_RANKS; text++)
@@ -111,8 +111,8 @@ void monarch_hint_scan(struct session *s, unsigned source, const char *path, siz
     slot->path_len = (uint32_t)len;
     slot->is_part = (uint32_t)is_part;
     memcpy(slot->path, path, len);
-    /* This fails if the daemon has freed the slot, because it assumed that the writing thread was
-     * killed. */
+    /* The exchange fails if the daemon has freed the slot, because the daemon assumed that this
+     * thread was killed. */
     if (__atomic_compare_exchange_n(&slot->ticket, &mine, mine + 1, 0, __ATOMIC_ACQ_REL,
                                     __ATOMIC_RELAXED))
         monarch_ring(s);

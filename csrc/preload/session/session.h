@@ -1,14 +1,14 @@
 /* The process's connection to a daemon's session. The process searches for a session when the
  * library is loaded. After the session's daemon has ended, the process searches for a newer
- * session. None of these functions waits for a daemon, takes a lock, or leaves a descriptor
+ * session. None of the functions below waits for a daemon, takes a lock, or leaves a descriptor
  * open. */
 #pragma once
 
 #include "shared/catalog.h"
 
-/* Number of old catalogs that a process keeps after newer catalogs have replaced them. They are
- * needed for copies that were dropped from the tier but are still open: catalogs that were made
- * after the drop do not contain such a copy. */
+/* Number of old catalogs that a process keeps after newer catalogs have replaced them. The old
+ * catalogs are needed for copies that were dropped from the tier but are still open, because a
+ * catalog that was made after the drop does not contain such a copy. */
 #define MONARCH_OLDER 8
 
 /* This structure is never freed, because there may still be references to it: from threads that
@@ -37,14 +37,14 @@ struct session {
     uint32_t older_used; /* atomic */
     uint32_t number;     /* see monarch_session_at */
     uint64_t dev, ino;   /* of the segment `control` */
-    /* Atomic: time of the last successful check that the name `control` still leads to this
-     * segment. The check is made before a change is recorded. */
+    /* Atomic: time at which the process last found that the path of the segment `control` leads to
+     * this session's segment. The process checks this before it records a change. */
     uint64_t linked_ns;
     /* atomic: number of open directories that are listed from the session's catalog */
     uint32_t listings;
     /* Atomic. When a new session replaces an old one, the process searches its descriptors for open
-     * copies of earlier sessions (attach.c). This is the number of the last search that has found a
-     * copy of this session. */
+     * copies of earlier sessions (attach.c). `needed` is the number of the last search that has
+     * found a copy of this session. */
     uint32_t needed;
     uint32_t released; /* atomic; 1: a thread maps zeros over the segments, or has done so */
     /* 1: when the process attached to the session, the path of a tier did not lead to the daemon's
@@ -93,8 +93,8 @@ static inline struct session *session_for_change(void) {
  * which has no files and no copies. */
 struct session *monarch_session_at(unsigned number);
 
-/* Maps the newest catalog and, if that succeeds, stores it in the session in place of `old`.
- * Returns the catalog that the session then has. */
+/* Maps the newest catalog. If that succeeds, stores the new catalog in the session in place of
+ * `old`. Returns the catalog that the session has afterwards. */
 const struct monarch_catalog *monarch_catalog_slow(struct session *s,
                                                    const struct monarch_catalog *old);
 /* Returns the newest catalog that can be mapped, or NULL if there is none yet. */
@@ -118,8 +118,8 @@ static inline int monarch_entry_is_changed(const struct session *s, const struct
     return monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino);
 }
 
-/* Returns whether reading the entry's file at the source takes less time than waiting for the
- * file's copy. This is the case if the file is small and its source is fast. */
+/* Returns whether the file is small and its source is fast. A read of such a file at the source
+ * takes less time than a wait for its copy. */
 static inline int monarch_is_fast(const struct session *s, const struct monarch_entry *e) {
     return e->size <= MONARCH_UNIT &&
            __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED) >> e->source & 1;
@@ -147,8 +147,8 @@ extern unsigned monarch_rank __attribute__((visibility("hidden")));
  * change the environment later. */
 void monarch_rank_init(void);
 
-/* Each of these functions returns the number of the first source or tier on the device `dev`. The
- * search begins at number `from`. If no source or tier is found, the result is -1. */
+/* Each of the next two functions returns the number of the first source or tier on the device
+ * `dev`, or -1 if there is none. The search begins at number `from`. */
 int monarch_source_on(const struct session *s, uint64_t dev, int from);
 int monarch_tier_on(const struct session *s, uint64_t dev, int from);
 
@@ -158,16 +158,16 @@ int monarch_tier_on(const struct session *s, uint64_t dev, int from);
 void monarch_ring(struct session *s);
 /* Returns whether monarch_hint_scan would probably find a free slot for another path. */
 int monarch_may_hint_scan(const struct session *s);
-/* Sends the daemon a path that is not in its catalog. If no slot is free for the path, does
- * nothing: the daemon then learns of the file later. is_part: 1 if the program has read only a
+/* Sends the daemon the path of a file that is not in the catalog. Does nothing if no slot is free
+ * for the path. The daemon then learns of the file later. is_part: 1 if the program has read only a
  * small part of the file. The daemon then does not fill the file. */
 void monarch_hint_scan(struct session *s, unsigned source, const char *path, size_t len,
                        int is_part);
 
 /* Writes one line to standard error: a warning that all reads go to the source. what: the reason.
  * name: the path to which the reason refers. hint: an instruction for the user. The line is written
- * at most once in a process. It is not written if descriptor 2 no longer refers to the file to
- * which it referred when the library was loaded. */
+ * at most once in a process. The line is not written if standard error does not refer to the same
+ * file as when the library was loaded. */
 void monarch_warn(const char *what, const char *name, const char *hint);
 /* Tells child processes whether this process has written the warning, so that they do not repeat
  * it. Call this only in a constructor, while there is only one thread. */
