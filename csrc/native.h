@@ -1,6 +1,7 @@
 /* The C functions that the daemon calls from Python: they write the catalog, scan sources and copy
- * files. Python decides which files are copied, to which tier and when. The engine itself may make
- * such a decision only for the room that Python has granted to it (struct monarch_room). */
+ * files. Python decides which files are copied, to which tier and when. The engine, which copies
+ * the files, decides by itself only within the room that Python has granted to it (struct
+ * monarch_room). */
 #pragma once
 
 #include "shared/catalog.h"
@@ -18,15 +19,15 @@ void monarch_catalog_init(void *map, uint64_t generation, uint64_t capacity, uin
 struct monarch_writer *monarch_writer_new(void);
 void monarch_writer_free(struct monarch_writer *w);
 /* Copies the current catalog to `to`, which must be empty and at least as large as the current
- * catalog. Then makes `to` the current catalog: stores the generation of `to` in *generation, where
- * clients look for the current catalog. During the call, no other thread may write to either
- * catalog. In the first call, there is no current catalog to copy. Returns 0, or -1 if the entries
- * do not fit. */
+ * catalog. Then makes `to` the current catalog: stores the number of `to` in *generation, from
+ * which clients learn which catalog is current. In the first call, there is no current catalog, so
+ * nothing is copied. During the call, no other thread may write to either catalog. Returns 0, or -1
+ * if the entries do not fit. */
 int monarch_catalog_move(struct monarch_writer *w, struct monarch_catalog *to,
                          uint64_t *generation);
 /* Adds `n` entries to the catalog. The `path` of each entry is an offset in `pool`. The `copy_ino`
  * of a link is the offset in `pool` where the link's target begins. Sets ids[i] to the number of
- * the entry in the catalog that has the path of entries[i]; the entry may have existed before.
+ * the catalog's entry with the path of entries[i]. This entry may have existed before the call.
  * Increments *added for each new entry. Returns how many of the entries were processed. If the
  * result is less than `n`, the segment is full and must grow. */
 uint64_t monarch_catalog_add(struct monarch_writer *w, const struct monarch_entry *entries,
@@ -45,9 +46,9 @@ void monarch_set_words(struct monarch_writer *w, uint64_t n, const uint64_t *ids
                        const uint64_t *words);
 /* Publishes copies: enters each copy into the index by copy, then sets its entry to PRESENT.
  * Returns 0. If the index by copy must be rebuilt first (monarch_catalog_move), returns -1 and
- * publishes nothing. made[i]: whether this daemon, not an earlier one, made copy i. Such a copy has
- * a stamp if the engine stamps the tier's copies (monarch_engine_stamp). made = NULL: this daemon
- * made none of the copies. */
+ * publishes nothing. made[i]: 1 if this daemon made copy i, 0 if an earlier daemon made it; made =
+ * NULL: 0 for all copies. In some tiers, the copies that this daemon makes have stamps
+ * (monarch_engine_stamp). A copy with a stamp needs no place in the index. */
 int monarch_publish(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                     const uint64_t *words, const uint64_t *copy_inos, const uint64_t *sums,
                     const uint8_t *made);
@@ -75,8 +76,9 @@ void monarch_find_changed(const struct monarch_clients *m, const struct monarch_
  * doorbell's value. */
 uint32_t monarch_wait_doorbell(struct monarch_clients *m, uint32_t seen, int timeout_ms);
 void monarch_ring_doorbell(struct monarch_clients *m);
-/* Wakes each waiting reader whose file is complete or will no longer be filled, so that the reader
- * checks the file's state again. Returns how many readers continue to wait. */
+/* Wakes each reader that need no longer wait, because the copy of its file is complete or is no
+ * longer requested. The reader then checks the file's state again. Returns how many readers
+ * continue to wait. */
 uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_catalog *c);
 
 /* --- listings: listing.c ---------------------------------------------------------------------- */
@@ -84,10 +86,10 @@ uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_
 /* Makes the directories' listings. Call this when all sources have been scanned. If the catalog
  * knows all names of a directory, stores the directory's listing in `sum` of the directory's entry.
  * Also stores the listing in `copy_ino`, where readers find it, unless the directory has changed
- * after `young_ns`: a directory that changed so recently could change again without a change of its
- * times. If sources are added later, call this again, with the number of the first new source as
- * `from`; the listings of all sources before it are kept. Returns how many listings readers can
- * find, or -1 if memory is exhausted. */
+ * after `young_ns`. If a directory changes twice within a short time, both changes may have the
+ * same timestamp, so that readers would not notice the second change. If sources are added later,
+ * call this again, with the number of the first new source as `from`; the listings of all sources
+ * before it are kept. Returns how many listings readers can find, or -1 if memory is exhausted. */
 int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns, unsigned from);
 /* Makes a directory's listing unavailable to readers. Does nothing if `directory` is -1. */
 void monarch_catalog_unlist(struct monarch_catalog *c, int64_t directory);
@@ -105,12 +107,13 @@ void monarch_find_all(const struct monarch_control *k, const struct monarch_clie
                       const struct monarch_catalog *c, unsigned source, const char *prefix,
                       uint64_t prefix_len, const char *pool, const uint64_t *starts, uint64_t n,
                       int64_t *ids);
-/* Finds the files of a directory that have no copy, in the catalog's order. Skips files that a
- * client wants, files that a program is reading at the source, and files for which there was no
- * room. `directory` (`length` bytes) is relative to the source; its length is 0 for the root.
- * is_deep: also finds files in subdirectories. Examines at most `looks` entries, from entry *at on,
- * and sets *at to the entry at which the next call should begin. Writes the entry numbers of at
- * most `max` files to `ids`, and returns how many files it found. */
+/* Finds the files without a copy in a directory, in the order of the catalog's entries. Skips three
+ * kinds of files: files whose copies are already requested, files that a program is reading at the
+ * source, and files for which there was no room. `directory` (`length` bytes) is relative to the
+ * source; its length is 0 for the root. is_deep: also finds files in subdirectories. Examines at
+ * most `looks` entries, from entry *at on, and sets *at to the entry at which the next call should
+ * begin. Writes the entry numbers of at most `max` files to `ids`, and returns how many files it
+ * found. */
 uint64_t monarch_find_absent(const struct monarch_catalog *c, const struct monarch_clients *m,
                              unsigned source, const char *directory, uint64_t length, int is_deep,
                              uint64_t *at, uint64_t looks, uint64_t *ids, uint64_t max);
@@ -122,8 +125,9 @@ struct monarch_batch {
     struct monarch_entry *entries;
     char *pool;
     uint64_t begun_ns; /* when the first entry was found [CLOCK_MONOTONIC] */
-    /* `renames` of struct monarch_clients before the first file was examined. If directories were
-     * renamed since then, paths in this batch may be wrong. */
+    /* The value that `renames` of struct monarch_clients had before the batch's first file was
+     * examined. If programs have renamed directories since then, paths in this batch may be
+     * wrong. */
     uint64_t renames;
     struct monarch_batch *next;
 };
@@ -134,7 +138,7 @@ struct monarch_scan;
  * file system of `root`. Rings `doorbell` when batches are ready for Python (monarch_scan_take). */
 struct monarch_scan *monarch_scan_start(int root, unsigned source, int threads, uint64_t ops_per_s,
                                         uint32_t *doorbell);
-/* Scans only these `n` directories, whose names are relative to the root. is_deep: also scans all
+/* Scans only these `n` directories, whose paths are relative to `root`. is_deep: also scans all
  * directories below them. Unlike a scan of the whole source, this scan does not record how many
  * names each directory has. */
 struct monarch_scan *monarch_scan_parts(int root, unsigned source, const char *const *directories,
@@ -143,22 +147,22 @@ struct monarch_scan *monarch_scan_parts(int root, unsigned source, const char *c
 /* Makes the scan list this directory, and the directories above it, before all other directories.
  * is_deep: also the directories below it. */
 void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_deep);
-/* Makes the scan skip files that are already in the catalog with the same name and inode number.
- * The scan skips a file only if the file's directory has not changed since `since_ns`
- * [CLOCK_REALTIME], a time at which the catalog was empty. If a client is reading a file now, the
- * scan does not ask the server for the file's attributes. It takes the attributes that the kernel
- * has cached at the client's open. Call this before the first monarch_scan_allow. */
+/* Makes the scan send fewer requests to the source's server. First, the scan no longer reads the
+ * attributes of a file if the catalog already has a file with this path and this inode number. The
+ * file's directory must not have changed since `since_ns` [CLOCK_REALTIME], a time at which the
+ * catalog was empty. Second, if a client is reading a file now, the scan takes the attributes that
+ * the kernel cached when the client opened the file. Call this before the first
+ * monarch_scan_allow. */
 void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
                              const struct monarch_clients *clients, int64_t since_ns);
-/* Sets how many names the scan may look at until the next call. There are two allowances. The first
- * is for the names in wanted directories (monarch_scan_want). The second is for the names in all
- * other directories. A wanted directory can always be listed. Any other directory is listed only
- * while the second allowance is not used up.
+/* Limits how many names the scan may examine. There are two allowances: one for the names in wanted
+ * directories (monarch_scan_want), and one for the names in all other directories. Each examined
+ * name uses up 1 of its allowance. A wanted directory can always be listed. Any other directory is
+ * listed only while the second allowance is not used up.
  *
- * wanted: the new value of the first allowance; negative: no limit. If `wanted` is 0 and the first
- * allowance has a limit, this allowance does not change. more_others: is added to the second
- * allowance; negative: no limit. If the second allowance has no limit before the call, it becomes
- * `more_others`. */
+ * wanted: the new first allowance; negative: no limit; 0: no change if the first allowance has a
+ * limit. more_others: a number to add to the second allowance; negative: no limit. If the second
+ * allowance had no limit, the new second allowance is `more_others`. */
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others);
 /* Returns the next batch. Returns NULL if no batch is ready; *finished is then 1 if the scan has
  * ended, otherwise 0. */
@@ -203,7 +207,8 @@ void monarch_read_filesystem(int root, struct monarch_filesystem *f);
 
 /* The result of comparing a file or directory of the catalog with the source: the source has the
  * same version (SAME), another version (REPLACED), or no file or directory of the same kind at this
- * path (GONE). If the source returns another error, the result is MONARCH_SAME. */
+ * path (GONE). If the source cannot be asked, because statx returns an error other than ENOENT and
+ * ENOTDIR, the result is SAME. */
 enum monarch_compared { MONARCH_SAME, MONARCH_REPLACED, MONARCH_GONE };
 /* Compares the `n` entries (files and directories) with the source, in the order of `ids`, until
  * `limit_ns` have passed. Returns how many it compared, at least one. Sets found[i] to the result,
@@ -258,8 +263,8 @@ struct monarch_result {
     /* of a FILL: the peer that sent all bytes, and therefore has the whole file; -1: no such
      * peer */
     int32_t giver;
-    /* of a FILL: the node that keeps the file, as named by a peer that was asked but has no room
-     * for the file; -1: no peer has named a node */
+    /* Of a FILL: if a peer that was asked has no room for the file, it may name the node that keeps
+     * the file. This is the number of that node; -1: no peer has named a node. */
     int32_t home;
     /* Of a FILL or CHECK that is DONE: whether the engine has published the copy. If it has not,
      * the caller must find out why. */
@@ -271,9 +276,9 @@ struct monarch_result {
 
 /* Throughput of one endpoint. An endpoint is either all sources together, or one peer. Bytes from a
  * peer are counted only if the peer had the whole file. bytes: number of bytes that threads have
- * received from the endpoint so far; ns: the time that the threads needed. The index of both arrays
- * depends on the number of threads that used the endpoint when the receiving thread began: index 0
- * for 1 thread, index 1 for 2 or 3 threads, index 2 for 4 to 7 threads, ... */
+ * received from the endpoint so far; ns: the time that the threads needed. The index of `bytes` and
+ * `ns` depends on how many threads used the endpoint when a thread began to receive: index 0 for 1
+ * thread, index 1 for 2 or 3 threads, index 2 for 4 to 7 threads, ... */
 enum monarch_levels { MONARCH_LEVELS = 6 };
 struct monarch_flow {
     uint64_t bytes[MONARCH_LEVELS], ns[MONARCH_LEVELS];
@@ -282,10 +287,10 @@ struct monarch_flow {
 struct monarch_engine;
 
 /* Starts an engine for the session to which these segments belong. The engine has up to `threads`
- * threads that read the sources, and starts them as they are needed. All of them may do work for
- * which a reader waits, but at most `width` at a time do other work; monarch_engine_width can
- * change `width`. `peer_threads` more threads fill from peers. block_bytes: size of the blocks;
- * each block has a checksum. */
+ * threads that read the sources, and starts them as they are needed. All of these threads may do
+ * work for which a reader waits. At most `width` of them at a time do other work;
+ * monarch_engine_width can change `width`. In addition, `peer_threads` threads fill copies from
+ * peers. block_bytes: size of the blocks; each block has a checksum. */
 struct monarch_engine *monarch_engine_start(int threads, int width, int peer_threads,
                                             uint64_t block_bytes, struct monarch_clients *clients,
                                             struct monarch_fills *fills);
@@ -298,9 +303,9 @@ void monarch_engine_publish(struct monarch_engine *e, struct monarch_writer *w,
  * The caller closes the sockets after the engine has stopped. Returns 0, or -1 if no thread could
  * be started. Call this after monarch_engine_publish. */
 int monarch_engine_handovers(struct monarch_engine *e, const int *sockets, int n);
-/* Lists files of one source. Programs have handed over the descriptors of these files, but the
- * catalog has no entries for them. renames: how many directories programs had renamed just before
- * this call. Files whose paths were looked up before the last of these renames are omitted, because
+/* Lists files of one source that have no entries in the catalog, although programs have handed over
+ * descriptors of these files. renames: how many directories programs had renamed just before this
+ * call. Files whose paths were looked up before the last of these renames are omitted, because
  * their paths may be wrong. Writes the attributes of at most `max` files to `entries`, and their
  * paths, of at most MONARCH_SCAN_HINT_PATH bytes each, to `pool`. Returns how many files it has
  * listed. Each file is listed only once. The engine keeps the file's descriptor for the order that
@@ -311,8 +316,9 @@ uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source, uint64_
                               struct monarch_entry *entries, uint64_t max, char *pool);
 void monarch_engine_source(struct monarch_engine *e, unsigned source, int root);
 void monarch_engine_tier(struct monarch_engine *e, unsigned tier, int copies);
-/* Makes the engine store a stamp in the modification time of each copy that it makes in this tier
- * (monarch_stamp). salt: the salt of these stamps. */
+/* Makes the engine store a stamp in the modification time of each copy that the engine makes in
+ * this tier. From the stamp, the copy's entry can be found (monarch_stamp). salt: the salt of these
+ * stamps. */
 void monarch_engine_stamp(struct monarch_engine *e, unsigned tier, uint64_t salt);
 /* Gives the engine a pack, which is an archive of files of the source. The engine reads a member of
  * the pack instead of the file under two conditions: the file has only one unit, and the member has
@@ -344,16 +350,17 @@ void monarch_engine_direct_io(struct monarch_engine *e, int may);
  * copy from the sources, and `peer_width` threads from peers. rests: whether the threads that read
  * the sources sleep after each file, so that programs get more processor time. */
 void monarch_engine_width(struct monarch_engine *e, int width, int peer_width, int rests);
-/* Sets the shares of the ranks: MONARCH_RANKS numbers, indexed by a rank's number in demands. Ranks
- * whose readers wait are served in proportion to their shares. Before the first call, all shares
- * are 0. Readers of a rank with share 0 are served like readers that belong to no rank. */
+/* Sets the shares of the ranks. `shares` has MONARCH_RANKS elements; its index is the number by
+ * which demands name a rank (monarch_demand). If readers of several ranks wait, these ranks are
+ * served in proportion to their shares. Before the first call, all shares are 0. Readers of a rank
+ * with share 0 are served like readers that belong to no rank. */
 void monarch_engine_shares(struct monarch_engine *e, const uint32_t *shares);
 /* Submits orders, which are jobs for the engine's threads. The engine begins them in the sequence
  * of the arrays, except that orders for files in use (in_use = 1) come before all others. The
  * engine reads `c` only during the call. sums: the checksum that a CHECK or COMPARE expects. peers:
  * for each order, the numbers of the MONARCH_ASKED peers that a FILL asks before the source; -1: no
- * peer. If a peer has the whole file, MONARCH_HAS_IT is added to its number. sums and peers may be
- * NULL. Returns how many orders were accepted. */
+ * peer. If a peer has the whole file, MONARCH_HAS_IT is added to the peer's number. sums and peers
+ * may be NULL. Returns how many orders were accepted. */
 enum monarch_asked { MONARCH_HAS_IT = 65536 };
 int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog *c, int kind,
                           int in_use, uint64_t n, const uint64_t *ids, const uint32_t *tiers,
@@ -387,8 +394,8 @@ void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct
 /* Ends the grant. Writes the fills that the engine has started under the grant to `out`, which has
  * room for MONARCH_PLACED fills. Returns the number of these fills. */
 uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_placed *out);
-/* If nodes share files, the home of a file describes from which nodes this node gets the file, and
- * where it puts its own copy. monarch_engine_homes passes the homes of `n` files to the engine.
+/* If nodes share files, the home of a file says from which nodes this node gets the file, and where
+ * this node puts its own copy. monarch_engine_homes passes the homes of `n` files to the engine.
  * After the first call, the engine itself starts fills only of files whose homes it has received;
  * Python must submit all other fills. Returns 0, or -1 if memory is exhausted. */
 enum monarch_storage { MONARCH_NOT_TOLD, MONARCH_IN_TIERS, MONARCH_IN_STAGING };
@@ -401,10 +408,10 @@ struct monarch_home {
 int monarch_engine_homes(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
                          const struct monarch_home *homes);
 /* Waits, for at most `limit_us`, until there is work that the engine leaves to the daemon's loop.
- * There are three cases: a file needs a fill, but the grant does not allow the engine to start it;
- * an order has ended, so there may now be room for a file that needs a fill; a fill has ended, but
- * the engine has not published the copy. Returns whether the engine has left any work since the
- * last call. */
+ * There are three cases: a file needs a fill that the engine may not start itself; an order has
+ * ended, so there may now be room for a file that needs a fill; a fill has ended, but the engine
+ * has not published the copy. Returns 1 if such work has come up since the last call, otherwise
+ * 0. */
 int monarch_engine_rest(struct monarch_engine *e, uint32_t limit_us);
 /* Withdraws the FILL orders of these `n` entries. An order is not withdrawn in three cases: a
  * thread has begun it, its file is in use, or a handed-over descriptor waits for it. Each withdrawn
@@ -416,11 +423,11 @@ uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result 
  * results. Before that, readers need the bitmaps of fills whose copies the engine has not
  * published, and the caller may need the checksums. */
 void monarch_engine_settle(struct monarch_engine *e);
-/* Sets whether the caller waits for results. A caller waits if it has more orders to submit, or
- * needs room for copies. The engine rings the doorbell at once for a result whose copy it has not
- * published. If the copies are published, the engine rings only after many results. If the caller
- * waits, the engine rings after a few results, so that the threads do not run out of orders.
- * Results can also be taken before the bell rings. */
+/* Sets whether the caller waits for results, because it has more orders to submit or needs room for
+ * copies. For a result whose copy the engine has not published, the engine rings the doorbell at
+ * once. For other results, it rings the doorbell only after many of them have come. If the caller
+ * waits, it rings after a few, so that the threads do not run out of orders. Results can also be
+ * taken before the doorbell rings. */
 void monarch_engine_await(struct monarch_engine *e, int is_awaited);
 /* Returns the number of orders whose results were not taken yet. PAGE_INs are not counted. in_use:
  * 1 counts orders for files in use, 0 counts all other orders. origin: counts only orders whose
@@ -448,7 +455,8 @@ uint64_t monarch_engine_count(struct monarch_engine *e, enum monarch_count what)
 /* Stops the engine and abandons unfinished orders. Joins the threads, frees the engine and returns
  * 0. If some threads have not ended within `limit_ms`, returns their number and frees nothing. */
 int monarch_engine_stop(struct monarch_engine *e, int limit_ms);
-/* Computes the XXH3-64 of the block sums of the file at `path`. Returns 0 or -errno. */
+/* Computes the checksum of the file at `path`: the XXH3-64 of the checksums of its blocks. Returns
+ * 0 or -errno. */
 int monarch_sum_file(const char *path, uint64_t block_bytes, uint64_t *sum, uint64_t *bytes);
 
 /* Returns the XXH3-64 of the bytes. */
@@ -458,10 +466,10 @@ uint64_t monarch_xxh3_of(const char *data, uint64_t len);
 void monarch_limit_malloc(void);
 /* Asks the kernel for SCHED_BATCH and short time slices (since Linux 6.12) for the calling thread
  * and for threads that it makes later. If a SCHED_BATCH thread wakes, it does not interrupt the
- * thread that runs on its processor. The running thread, which belongs to the daemon or a program,
- * mostly sleeps within 0.1 ms anyway. An interruption would cost two context switches for nothing.
- * If programs use all processors, short slices let the daemon's threads run at the scheduler's next
- * decision. Their share of the processor time stays the same. On older kernels, a SCHED_BATCH
- * thread could wait for many milliseconds, so the function has no effect there. */
+ * thread that runs on its processor. The interrupted thread would mostly have gone to sleep within
+ * 0.1 ms, so the interruption would cost two context switches for nothing. If programs use all
+ * processors, short slices let the daemon's threads run at the scheduler's next decision. Their
+ * share of the processor time stays the same. On older kernels, a SCHED_BATCH thread could wait for
+ * many milliseconds, so the function has no effect there. */
 void monarch_set_scheduling(void);
 int monarch_syncfs(int fd); /* 0 or -errno */

@@ -20,8 +20,8 @@ struct step {
     /* for each node. room: maximum number of samples that the node can take; taken: number of
      * samples that were assigned to the node because it holds them */
     int32_t *room, *taken;
-    /* for each node. share: number of samples that the node takes although it does not hold them,
-     * so that it must load them; least: minimum number of samples that the node takes in all */
+    /* for each node. share: number of samples that the node must load, because it takes them but
+     * does not hold them; least: minimum number of samples that the node takes in all */
     int32_t *share, *least;
     /* State of a search for a free place (augment). moved: for each node, the sample that would
      * move to the node; queue: the nodes that the search has reached so far, the earliest first. */
@@ -29,7 +29,7 @@ struct step {
     /* for each node. seen: the current search has reached the node; is_dead: an earlier search has
      * shown that no free place can be reached from the node */
     uint8_t *seen, *is_dead;
-    /* for each node: where in `by_node` the next sample that the node holds goes */
+    /* for each node: the position in `by_node` for the next of those samples that the node holds */
     int32_t *cursor;
     /* the step's samples, grouped by node; a node's group begins with the samples that it must
      * load */
@@ -62,9 +62,9 @@ static void unlink_from(struct step *s, int32_t i) {
     s->node[i] = -1;
 }
 
-/* Returns the node to which the sample goes: the first of its holders (the sample's owner) if that
- * node has a free place, else the holder with the most free places. Returns -1 if no holder has a
- * free place. */
+/* Chooses a node for the sample among its holders, the nodes that hold it. If the first holder (the
+ * sample's owner) has a free place, returns that node. Otherwise returns the holder with the most
+ * free places, or -1 if no holder has a free place. */
 static int32_t freest(const struct step *s, int32_t i) {
     const int32_t *holders = holders_of(s, i);
     int32_t best = -1, most = 0;
@@ -80,8 +80,8 @@ static int32_t freest(const struct step *s, int32_t i) {
     return best;
 }
 
-/* Adds the holders of sample `i` to the search. Returns the first holder with a free place, or
- * -1. */
+/* Adds the nodes that hold sample `i` to the search. Returns the first of these nodes that has a
+ * free place, or -1. */
 static int32_t reach(struct step *s, int32_t i, int32_t *tail) {
     const int32_t *holders = holders_of(s, i);
     for (uint32_t k = 0; k < s->deal->width; k++) {
@@ -97,8 +97,8 @@ static int32_t reach(struct step *s, int32_t i, int32_t *tail) {
     return -1;
 }
 
-/* Finds a place for sample `i`, whose holders are all full: moves other samples to other nodes that
- * hold them. If that is impossible, the sample gets no place. */
+/* Finds a place for sample `i` although all nodes that hold it are full: moves other samples to
+ * other nodes that hold those samples. If that is impossible, sample `i` gets no place. */
 static void augment(struct step *s, int32_t i) {
     int32_t head = 0, tail = 0, free_node = reach(s, i, &tail);
     while (free_node < 0 && head < tail) {
@@ -207,16 +207,16 @@ static void fill_up(struct step *s, int32_t waiting) {
     }
 }
 
-/* Groups the samples by node. Each group begins with the samples that the node must load; the
- * samples that it holds follow. Deals each node's samples to its ranks in turn. */
+/* Groups the samples by node. Each group begins with the samples that the node must load; then come
+ * the samples that the node holds. Deals each node's samples one by one to the node's ranks. */
 static void hand_out(struct step *s, int32_t *out, int64_t *ends, int32_t *loads) {
     const struct monarch_deal *d = s->deal;
     uint32_t per_node = d->ranks / d->nodes;
     int32_t at = 0;
     for (uint32_t n = 0; n < d->nodes; n++) {
-        /* From now on, three arrays hold, for each node, a position in `by_node`: `first` is where
-         * the node's samples begin, `cursor` is where its next held sample goes, and `queue` is
-         * where its next sample to load goes. */
+        /* From now on, three arrays contain positions in `by_node`, one for each node. `first`:
+         * where the node's samples begin. `cursor`: where to write the next sample that the node
+         * holds. `queue`: where to write the next sample that the node must load. */
         s->first[n] = at;
         s->cursor[n] = at + s->share[n];
         s->queue[n] = at;

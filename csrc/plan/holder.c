@@ -3,8 +3,8 @@
  * counts how often each node uses each file. The result is exact. */
 #include "plan/plan.h"
 
-/* Number of accesses that are processed together: the memory for all of these accesses is
- * prefetched first, and used afterwards. */
+/* Number of accesses that are processed together: first, the memory for all of them is prefetched;
+ * then it is used. */
 #define AHEAD 512
 
 struct found {

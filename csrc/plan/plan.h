@@ -2,8 +2,8 @@
  * exactly the indices that the sampler's own library (for example, torch) yields. Python chooses
  * the sampler and the nodes, and decides what follows from the counts.
  *
- * Each access of a training job is to a unit. A unit is a sample, a file or a block of a file.
- * Units are identified by numbers of type int32_t; -1 means that there is no access. */
+ * With each access, a training job reads a unit: a sample, a file or a block of a file. An array of
+ * accesses contains the numbers of the units that are read; -1 means that there is no access. */
 #pragma once
 
 #ifndef MONARCH_CDEF
@@ -53,32 +53,32 @@ void monarch_philox(uint64_t seed, uint64_t seed2, uint32_t *out, uint64_t n);
 /* Adds 1 to counts[u] for each access to unit u. Returns 0, or -1 if a unit's number is `units` or
  * larger. */
 int monarch_plan_count(const int32_t *accesses, uint64_t n, uint32_t *counts, uint64_t units);
-/* Counts like monarch_plan_count, but separately for each node. A row of `accesses` has one access
- * for each of the `ranks` ranks; each node has `per_node` ranks. counts: an array of shape (nodes,
- * units). Returns 0, -1 as monarch_plan_count does, or -2 if a count overflows. */
+/* Does the same as monarch_plan_count, but with separate counts for each node. A row of `accesses`
+ * has one access for each of the `ranks` ranks; each node has `per_node` ranks. counts: an array of
+ * shape (nodes, units). Returns 0, -1 as monarch_plan_count does, or -2 if a count overflows. */
 int monarch_plan_count_nodes(const int32_t *accesses, uint64_t rows, uint64_t ranks,
                              uint64_t per_node, uint16_t *counts, uint64_t units);
 /* The position of an access that never happens. It is larger than every real position. */
 #define MONARCH_PLAN_NEVER INT64_MAX
-/* Sets first[u] to the position of the first access to unit u, unless first[u] already is a
- * position, that is, differs from MONARCH_PLAN_NEVER. The accesses have the positions `start`,
- * `start` + 1, ... Returns 0, or -1 as monarch_plan_count does. */
+/* Sets first[u] to the position of the first access to unit u, but only if first[u] was
+ * MONARCH_PLAN_NEVER before the call. The accesses have the positions `start`, `start` + 1, ...
+ * Returns 0, or -1 as monarch_plan_count does. */
 int monarch_plan_first(const int32_t *accesses, uint64_t n, int64_t start, int64_t *first,
                        uint64_t units);
 /* For each access i to a unit u, sets next[i] to the position of the next access to u. If
  * accesses[i] is -1, sets next[i] to MONARCH_PLAN_NEVER. A long sequence of accesses is processed
  * in parts, from the last part to the first, with one call for each part. later[u] is the position
- * of the first access to unit u in the parts that come after this part; the call updates it for
- * this part. Returns 0, or -1 as monarch_plan_count does. */
+ * of the first access to unit u in all later parts. The call updates later[u], so that the next
+ * call can use it. Returns 0, or -1 as monarch_plan_count does. */
 int monarch_plan_next(const int32_t *accesses, uint64_t n, int64_t start, int64_t *later,
                       uint64_t units, int64_t *next);
 
 /* --- which node uses a file most: holder.c ---------------------------------------------------- */
 
 /* Collects the accesses to the units [low, low + units). Each unit has consecutive slots, one for
- * each access to the unit. Each access stores the number of its node in the next free slot of its
- * unit. The next free slot of unit low + u is slots[cursors[u]]. `slots` has `room` elements.
- * Returns 0, or -1 if `slots` would overflow. */
+ * each access to the unit. For each access, writes the number of the accessing node to the unit's
+ * next free slot, which is slots[cursors[u]] for unit low + u. `slots` has `room` elements. Returns
+ * 0, or -1 if `slots` would overflow. */
 int monarch_plan_collect(const int32_t *accesses, uint64_t rows, uint64_t ranks, uint64_t per_node,
                          uint64_t low, uint64_t units, uint64_t *cursors, uint16_t *slots,
                          uint64_t room);
@@ -110,20 +110,20 @@ struct monarch_deal {
     int32_t least;
 };
 
-/* Deals the samples of an epoch to the ranks, step by step. order: (count,) the samples, in the
+/* Deals the samples of an epoch to the ranks, step by step. order: the `count` samples, in the
  * order in which the epoch uses them. A sample goes to a node that holds it, if such a node has
  * room. All other samples are called loads, because the nodes that get them must load them. All
  * nodes get the same number of loads, as far as room allows. The samples of one rank in one step
- * are a batch; the batch's loads come first. out: (count,) the samples, sorted by step and rank.
- * starts: (steps * ranks + 1,) the position in `out` where each batch begins. loads: (steps *
- * ranks,) the number of loads in each batch. Returns 0, or -1 if memory is exhausted. */
+ * are a batch; the batch's loads come first. out: the samples, sorted by step and rank. starts: for
+ * each batch, the position in `out` where it begins; the last element is `count`. loads: for each
+ * batch, the number of its loads. Returns 0, or -1 if memory is exhausted. */
 int monarch_plan_deal(const struct monarch_deal *deal, const int32_t *order, uint64_t count,
                       int32_t *out, int64_t *starts, int32_t *loads);
 
 /* --- the digest of a dataset: digest.c -------------------------------------------------------- */
 
-/* For each file, adds a hash of the file's name and size to sum[0], and another hash of them to
- * sum[1]. The name of file i is the bytes starts[i] to starts[i + 1] of `pool`. The sums do not
- * depend on the order of the files. */
+/* For each file, adds a hash of the file's name and size to sum[0], and a second, different hash of
+ * the name and size to sum[1]. The name of file i is the bytes starts[i] to starts[i + 1] of
+ * `pool`. The sums do not depend on the order of the files. */
 void monarch_plan_digest(const char *pool, const uint64_t *starts, const uint64_t *sizes,
                          uint64_t n, uint64_t *sum);

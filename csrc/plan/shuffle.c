@@ -1,8 +1,9 @@
 /* Shuffles, and the generators of their random numbers. Each shuffle draws exactly the random
  * numbers that the sampler's own library draws.
  *
- * The items of a large dataset are far apart in memory. So several hundred positions are computed
- * together, and the items at these positions are prefetched before they are exchanged. */
+ * The items to be exchanged are far apart in memory if the dataset is large. So several hundred
+ * positions are computed together, and the items at these positions are prefetched before the
+ * exchange. */
 #include <stdlib.h>
 
 #include "plan/plan.h"
@@ -172,8 +173,8 @@ static uint32_t mersenne_draw(struct monarch_mersenne *g) {
 
 /* Draws like std::uniform_int_distribution(0, below - 1) from std::mt19937. by_division: whether to
  * divide the generator's range, as minstd_below does. Before version 11, GCC did so for every
- * generator. GCC 11 and later treat a generator differently if its numbers use all bits of a word,
- * as those of std::mt19937 do: the result is the upper half of a product (Lemire, 2019). */
+ * generator. GCC 11 and later do so only for some generators. For std::mt19937, whose numbers use
+ * all bits of a word, the result is the upper half of a product (Lemire, 2019). */
 static uint32_t mersenne_below(struct monarch_mersenne *g, uint32_t below, int by_division) {
     if (by_division) {
         uint32_t scale = UINT32_MAX / below, drawn;
@@ -203,11 +204,10 @@ static uint32_t below(struct source *s, uint32_t bound) {
     return minstd_below(s->minstd, bound);
 }
 
-/* For each item from position `at` on, draws the position of the item with which it is exchanged.
- * For the item at position p, the drawn position is less than the bound p + 1. One draw yields two
- * positions: the drawn number is less than the product of the two bounds, and a division splits it
- * into quotient and remainder, which are the positions. So the generator's range must be at least
- * this product. */
+/* For each position p from `at` on, draws a partner, a position less than p + 1. The caller
+ * exchanges the items at p and at the partner. One draw yields two partners: the drawn number is
+ * less than the product of their two bounds. It is divided by the second bound; the quotient and
+ * the remainder are the partners. So the generator's range must be at least this product. */
 static void places_in_pairs(struct source *s, uint64_t at, uint32_t *with, uint64_t some) {
     for (uint64_t j = 0; j < some; j += 2) {
         uint32_t second = (uint32_t)(at + j + 2);

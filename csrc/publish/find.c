@@ -54,8 +54,8 @@ uint64_t monarch_find_absent(const struct monarch_catalog *c, const struct monar
     uint64_t end = looks < files && *at < files - looks ? *at + looks : files;
     for (; *at < end && n < max; ++*at) {
         const struct monarch_entry *e = &monarch_entries(c)[*at];
-        /* If the word is 0, the file is ABSENT, nothing prevents a copy, and no old copy is being
-         * removed. */
+        /* If the entry's word is 0, the file has no copy, nothing prevents a copy, and no old copy
+         * is being removed. */
         if (e->kind == MONARCH_FILE && e->source == source &&
             __atomic_load_n(&e->word, __ATOMIC_RELAXED) == 0 &&
             lies_in(c, e, directory, length, is_deep) &&

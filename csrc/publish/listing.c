@@ -23,8 +23,8 @@ void monarch_catalog_unlist(struct monarch_catalog *c, int64_t directory) {
         __atomic_store_n(&table[directory].copy_ino, 0, __ATOMIC_SEQ_CST);
 }
 
-/* Returns the same directory as monarch_catalog_parent, but tries the directory `last` first,
- * because successive entries mostly lie in the same directory. */
+/* Like monarch_catalog_parent, but first tries the directory `last`, in which the previous entry
+ * lies. Successive entries mostly lie in the same directory. */
 static int64_t parent_of(const struct monarch_catalog *c, const struct monarch_entry *e,
                          int64_t last) {
     const char *path = monarch_pool(c, e->path);
@@ -45,8 +45,8 @@ static int is_complete(const uint32_t *names, uint64_t n) {
     return 1;
 }
 
-/* Returns the first free index in `names`. All smaller indices are used by sources with numbers
- * below `from`. An earlier call has made the listings of these sources. */
+/* Returns the first free index in `names`. The smaller indices belong to listings that an earlier
+ * call has made, for the sources with numbers below `from`. */
 static uint64_t names_used(const struct monarch_catalog *c, unsigned from) {
     uint64_t used = 0;
     for (uint64_t id = 0; id < c->count; id++) {
@@ -85,8 +85,8 @@ int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns, unsign
             continue;
         parent = parent_of(c, &table[id], parent);
         if (table[id].place == MONARCH_NO_PLACE) {
-            /* A client reported this file, and the scan has not found the same file in its
-             * directory. So the names that the scan has found are not the current ones. */
+            /* A client has reported this file, but the scan has not found it in its directory. So
+             * the directory has changed, and the names that the scan has found are out of date. */
             if (parent >= 0)
                 table[parent].sum = 0;
             continue;

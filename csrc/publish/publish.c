@@ -2,18 +2,18 @@
  * entry. */
 #include "publish/writer.h"
 
-/* Sets the entry's word. Also updates the guess of this word (monarch_guess_of) in the entry's slot
- * of the index by path. Readers compare the guess with the word, so it does not matter which of the
- * two is stored first. */
+/* Sets the entry's word. The entry's slot in the index by path contains a guess of this word
+ * (monarch_guess_of), which is updated too. Readers compare the guess with the word, so it does not
+ * matter which of them is stored first. */
 void monarch_set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64_t id,
                       uint64_t word) {
     uint64_t old = e->word;
     int was_guessed = MONARCH_WORD_STATE(old) == MONARCH_PRESENT;
     __atomic_store_n(&e->word, word, __ATOMIC_SEQ_CST);
-    /* If the entry loses its copy, the copy's inode number is deleted from the entry. If the number
-     * stayed, a move to a larger catalog would put it into the new index, together with the tier of
-     * the entry's next copy. A process that has the removed copy open can find the entry without
-     * this number: by the copy's slot in the present index, or by the copy's stamp. */
+    /* If the entry loses its copy, the copy's inode number is deleted from the entry. Otherwise, a
+     * move to a larger catalog could put this old number into the new index as if it belonged to
+     * the entry's next copy. A process that has the removed copy open finds the entry without this
+     * number: by the copy's slot in the present index, or by the copy's stamp. */
     if (MONARCH_WORD_COPY(old) && !MONARCH_WORD_COPY(word))
         __atomic_store_n(&e->copy_ino, 0, __ATOMIC_SEQ_CST);
     if (!was_guessed && MONARCH_WORD_STATE(word) != MONARCH_PRESENT)
@@ -63,11 +63,10 @@ static int publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
     for (uint64_t i = 0; i < n; i++) {
         struct monarch_entry *e = &table[ids[i]];
         unsigned tier = MONARCH_WORD_TIER(words[i]);
-        /* The entry of a dropped copy keeps the copy's inode number until the daemon has processed
-         * the removal. Before that, descriptors of the dropped copy may be open. If the new copy
-         * has the same inode number, these descriptors have been closed, because the file system
-         * reuses a number only then. So the number is deleted from the entry of the dropped
-         * copy. */
+        /* Another entry may still have this inode number. The entry of a removed copy keeps the
+         * copy's number until the daemon has processed the removal, because descriptors of the
+         * removed copy may be open. The file system gives the number to a new copy only after these
+         * descriptors were closed. So the number is now deleted from the other entry. */
         int has_stamp = is_stamped(c, words[i], made && made[i]);
         int64_t old = has_stamp ? -1 : monarch_find_copy(c, tier, copy_inos[i]);
         if (old >= 0 && (uint64_t)old != ids[i])

@@ -83,10 +83,10 @@ static void index_entry(struct monarch_catalog *c, uint64_t id) {
     put_path(c, e, id);
 }
 
-/* Merges `e` into the existing entry `mine` of the same path. A scan adds an existing entry again
- * in two cases. First, a client has already reported the file. Second, the entry is a directory.
- * The scan adds a directory twice: as a name in its parent directory, and with the number of its
- * own names. These two additions may come in either order. */
+/* Merges the found entry `e` into the catalog's entry `mine`, which has the same path. There are
+ * two cases. First, a client has reported a file before the scan finds the file. Second, the scan
+ * adds each directory twice: as a name in its parent directory, and with the number of its own
+ * names. The two additions may come in either order. */
 static void meet_again(struct monarch_entry *mine, const struct monarch_entry *e) {
     int is_same = e->kind == mine->kind && e->ino == mine->ino && e->size == mine->size &&
                   e->mtime_ns == mine->mtime_ns && e->ctime_ns == mine->ctime_ns;
@@ -150,8 +150,8 @@ static void set_flags(struct monarch_entry *e, unsigned which, unsigned flags) {
 static int update(struct monarch_catalog *c, uint64_t id, const struct monarch_entry *fresh) {
     struct monarch_entry *e = monarch_table(c) + id;
     uint64_t old_ino = e->ino;
-    /* A new inode number needs another slot in the index by inode. The update is refused if the
-     * index would then have too few free slots for the entries that can still be added. */
+    /* A new inode number needs one more slot in the index by inode. The update is refused if the
+     * index would then lack slots for the entries that can still be added. */
     if (fresh->ino != old_ino && c->inodes_used + (c->capacity - c->count) >= c->slots / 8 * 7)
         return -1;
     uint32_t version = e->version;

@@ -7,8 +7,8 @@
 #include "native.h"
 
 /* Python's thread writes when it adds entries or makes decisions. The engine's threads write when
- * they publish copies. They also write when they start fills or add handed-over files on their own,
- * as far as Python's grants allow. Readers take no lock. */
+ * they publish copies. They also write when Python has granted them room, so that they start fills
+ * or add handed-over files on their own. Readers take no lock. */
 struct monarch_writer {
     pthread_mutex_t lock; /* protects the fields below, and the whole catalog except its listings */
     struct monarch_catalog *catalog;
@@ -16,9 +16,9 @@ struct monarch_writer {
     uint32_t lost;
 };
 
-/* Takes the writer's lock, but gives up after 20 ms. Another thread may hold the lock for longer
- * than that while the catalog grows. The calling thread should not wait so long, because it has
- * other work. Returns whether the caller has the lock. */
+/* Takes the writer's lock, but gives up after 20 ms. While the catalog grows, another thread holds
+ * the lock for longer. The calling thread has other work, and should not wait so long. Returns
+ * whether the caller has the lock. */
 int monarch_lock_soon(struct monarch_writer *w);
 /* Publishes the copy that a FILL has made, or that a CHECK has found intact. There are four
  * conditions: the entry still has this copy's number, no client has changed the file, the tier is

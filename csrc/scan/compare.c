@@ -8,7 +8,7 @@
 #include "shared/pace.h"
 
 #define MAX_THREADS 64
-/* One more thread is started for every A_THREAD entries. */
+/* For every A_THREAD entries, one more thread is started. */
 #define A_THREAD 32
 
 struct comparison {

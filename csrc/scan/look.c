@@ -81,8 +81,8 @@ int monarch_find_open_file(const char *path, struct monarch_open_file *out) {
 /* --- the file system ---------------------------------------------------------------------------
  */
 
-/* Returns the mount's id (stx_mnt_id). Older headers do not define this field of struct statx. In
- * the struct, it follows the device. */
+/* Returns the mount's id. In struct statx, the field stx_mnt_id follows the device, but older
+ * headers do not define this field. */
 static uint64_t mount_of(const struct statx *x) {
     uint64_t id;
     memcpy(&id, &x->stx_dev_minor + 1, sizeof id);

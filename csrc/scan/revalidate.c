@@ -85,10 +85,11 @@ static uint64_t compare_names(const struct comparison *x, const struct monarch_e
     return n;
 }
 
-/* Stores the directory's current times in its entry. These times are used only to detect the
- * directory's next change. No reader sees them: the directory is marked as changed, so readers ask
- * the source about it. If the daemon moves the catalog to a new segment during the call, the times
- * are lost. Then the directory's files are compared once more than necessary. */
+/* Stores the directory's current times in its entry. With these times, the next comparison detects
+ * whether the directory has changed again. No reader sees these times: the directory is marked as
+ * changed, so readers ask the source about it. If the daemon moves the catalog to a new segment
+ * during the call, the times are lost, and the directory's files are compared once more than
+ * necessary. */
 static void note_times(const struct comparison *x, const struct monarch_entry *d) {
     struct monarch_entry *mine = (struct monarch_entry *)d, now;
     char target[1];
@@ -123,11 +124,11 @@ uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct mon
             continue;
         others += !monarch_is_changed(m, source->dev, e->ino);
         monarch_mark_changed(m, source->dev, e->ino);
-        /* The times are stored before the names are compared. So if the directory changes during
-         * the comparison, the next call sees the change. Before the catalog has listings (is_listed
-         * = 0), the scan may add more names, whose attributes it may have read before this call. So
-         * no times are stored in this case: each call finds the directory changed, and compares its
-         * files again. */
+        /* The times are stored before the names are compared, so that the next call detects a
+         * change during the comparison. Before the catalog has listings (is_listed = 0), no times
+         * are stored. Then each call finds the directory changed, and compares its files again.
+         * This is necessary, because the scan may still add files whose attributes it has read
+         * before this call. */
         if (is_listed)
             note_times(&x, e);
         looked += compare_names(&x, e);

@@ -54,8 +54,7 @@ static void *scan_thread(void *arg) {
 }
 
 /* Corrects the scan's counts of threads after `missing` threads could not be started. Wakes the
- * running threads, because they may be waiting for work that the missing threads would have
- * found. */
+ * running threads: they may be waiting for the missing threads, which were counted as busy. */
 static void lack(struct monarch_scan *s, int started, int missing) {
     s->thread[started] = 0; /* pthread_create may have stored a value here although it has failed */
     pthread_mutex_lock(&s->lock);
@@ -80,9 +79,9 @@ static struct monarch_scan *new_scan(int root, unsigned source, int threads, uin
                                      uint32_t *doorbell) {
     struct statx x;
     struct monarch_scan *s = calloc(1, sizeof *s + (size_t)(threads + 1) * sizeof(pthread_t));
-    /* AT_STATX_DONT_SYNC prevents a request to the source's server, because the daemon's loop calls
-     * this function and must not wait. The device, which is all that is needed here, is known to
-     * the kernel. */
+    /* AT_STATX_DONT_SYNC prevents a request to the source's server. The daemon's loop calls this
+     * function, and must not wait for the server. Only the device is needed here, and the kernel
+     * knows the device. */
     if (!s || statx(root, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, 0, &x) != 0) {
         free(s);
         return NULL;

@@ -23,10 +23,11 @@
  * the attributes of its file and to report the file's entry. */
 struct task {
     struct task *next;
-    /* is_first: the scan begins with this directory, so no parent directory has reported its entry.
-     * is_wanted: the task is done before all tasks without this flag. */
+    /* is_first: the scan begins with this directory, so its entry was not reported with the names
+     * of a parent directory. is_wanted: the task is done before all tasks without this flag. */
     int is_first, is_wanted;
-    int is_settled; /* the directory has not changed since the scan's `since_ns` */
+    /* the directory has not changed since a time before the catalog had files (`since_ns`) */
+    int is_settled;
     uint32_t names; /* number of names in the portion; 0: the task is to list the directory */
     uint32_t place; /* position of the portion's first name in the directory */
     size_t text;    /* number of bytes used in `path` */
@@ -44,8 +45,8 @@ struct queue {
 
 #define ALL_NAMES INT64_MAX
 
-/* A wanted directory, which is scanned before others (monarch_scan_want). The latest WANTS of these
- * directories are remembered, because the walk may not have reached them yet. */
+/* A wanted directory, which is scanned before others (monarch_scan_want). The walk may not have
+ * reached the directory yet, so the latest WANTS wanted directories are remembered. */
 #define WANTS 16
 struct want {
     int is_set, is_deep;
@@ -74,14 +75,14 @@ struct monarch_scan {
     /* How many more names may be examined: [1] in wanted directories, [0] in all other directories
      * (monarch_scan_allow). */
     int64_t may_look[2];
-    /* The writer of the catalog in which the scan looks for known files. The scan does not read a
-     * file's attributes if the catalog has the file with the same inode number, and the file's
-     * directory is settled. NULL: the scan reads the attributes of every file. */
+    /* The catalog's writer, with whose help the scan looks for known files
+     * (monarch_scan_skip_known). The scan does not read the attributes of a known file. NULL: the
+     * scan reads the attributes of every file. */
     struct monarch_writer *writer;
     int64_t since_ns; /* a time before the catalog had any files [CLOCK_REALTIME] */
     const struct monarch_clients *clients; /* shows which files clients are reading now; or NULL */
     uint32_t *doorbell;
-    uint64_t rung_ns; /* when the bell was last rung for a batch */
+    uint64_t rung_ns; /* when the doorbell was last rung for a batch */
     pthread_t thread[];
 };
 
@@ -90,8 +91,8 @@ struct monarch_scan {
 /* Counts a directory or file that could not be read. Takes the lock. */
 void monarch_count_scan_error(struct monarch_scan *s, int error);
 /* Adds an entry to the thread's own batch. If the batch is full, hands the batch to Python first.
- * Before the first call, *batch is NULL. renames: the result of a call of monarch_renames_before
- * that was made before the entry's file was examined. */
+ * Before the first call, *batch is NULL. renames: what monarch_renames_before has returned before
+ * the entry's file was examined. */
 void monarch_report(struct monarch_scan *s, struct monarch_batch **batch, struct monarch_entry *e,
                     const char *path, const char *target, uint64_t renames);
 /* Returns how many directories programs have renamed so far. Call this before a file is examined,

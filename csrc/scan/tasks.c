@@ -27,9 +27,9 @@ static int leads_through(const char *path, const char *above) {
     return !n || (strncmp(path, above, n) == 0 && (!path[n] || path[n] == '/'));
 }
 
-/* Returns whether the want `w` covers the directory. A want covers the wanted directory and all
- * directories above it, because the walk reaches the wanted directory through them. If `is_deep` is
- * set, the want also covers all directories below the wanted directory. */
+/* Returns whether `directory` is wanted because of `w`. It is wanted if it is the directory of `w`,
+ * or a directory above that one, because the walk leads through the directories above. If
+ * w->is_deep is set, the directories below the directory of `w` are wanted too. */
 static int is_named(const struct want *w, const char *directory) {
     return leads_through(w->directory, directory) ||
            (w->is_deep && leads_through(directory, w->directory));
@@ -157,8 +157,8 @@ void monarch_wake_scan(struct monarch_scan *s) {
 
 /* --- calls from Python ------------------------------------------------------------------------ */
 
-/* Moves the directories that `w` covers (is_named) from the list `*at` to the queue of wanted
- * directories. */
+/* Moves the directories that are wanted because of `w` (is_named) from the list `*at` to the queue
+ * of wanted directories. */
 static void move_wanted(struct monarch_scan *s, const struct want *w, struct task **at) {
     for (struct task *t; (t = *at);) {
         if (!is_named(w, t->path)) {
@@ -197,9 +197,8 @@ void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_dee
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Wakes one thread for each complete portion among `names` names, and one thread for the remaining
- * names. More threads would find no work. A woken thread wakes another thread if more work is
- * left. */
+/* Wakes one thread for each PORTION of `names` names, and one more thread. Further threads would
+ * find no work. If there is more work nevertheless, a woken thread wakes another thread. */
 static void wake_for(struct monarch_scan *s, int64_t names) {
     int64_t portions = names / PORTION + 1;
     if (portions >= s->threads)

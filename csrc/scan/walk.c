@@ -13,8 +13,8 @@
 #include "shared/claims.h"
 #include "shared/sys.h"
 
-/* Maximum depth of nested listings in one thread. A listing is nested if the thread begins it
- * before it has finished listing another directory (look_at_own). */
+/* A thread may begin to list a directory before it has finished listing another directory
+ * (look_at_own). At most this many further directories are begun in this manner. */
 #define DEEPEST 4
 
 static void pace(struct monarch_scan *s) { monarch_keep_pace(&s->pace, UINT64_MAX); }
@@ -29,10 +29,9 @@ static _Thread_local uint64_t looks; /* how many names this thread has examined 
 uint64_t monarch_looks(void) { return looks; }
 
 /* Looks for the file in the catalog. The catalog may already contain the file, for example because
- * a program has handed over a descriptor of the file. Returns whether the file's entry has the
- * inode number `ino`, which the directory now shows for the file's name. If so, copies the entry to
- * *e. The scan then need not read the file's attributes, and reports only the file's place in the
- * directory. */
+ * a program has handed over a descriptor of the file. Returns whether the entry's inode number is
+ * `ino`, the number that the directory now shows for the file's name. The file's attributes are
+ * then copied from the catalog to *e, and the scan need not read them. */
 static int is_known(struct monarch_scan *s, const char *path, uint64_t ino,
                     struct monarch_entry *e) {
     struct monarch_writer *w = s->writer;
@@ -253,9 +252,9 @@ static int open_directory(const struct monarch_scan *s, const struct task *t) {
     return openat(s->root, *t->path ? t->path : ".", OPEN_DIRECTORY);
 }
 
-/* A directory is settled only if its last change was more than this time [ns] before `since_ns`.
- * The margin is needed, because a server's timestamps may be coarse, and the server's clock may be
- * wrong. */
+/* A directory counts as unchanged since `since_ns` only if its last change was more than this long
+ * [ns] before `since_ns`. The margin is needed, because a server's timestamps may be coarse, and
+ * the server's clock may be wrong. */
 #define YOUNG_NS 2000000000LL
 
 static int is_settled(const struct monarch_scan *s, int fd) {
@@ -273,7 +272,7 @@ void monarch_walk_directory(struct monarch_scan *s, struct monarch_batch **batch
     int fd = open_directory(s, t);
     DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
     if (!d) {
-        if (errno != ENOENT) /* ENOENT: the directory was removed after it was named */
+        if (errno != ENOENT) /* ENOENT: the directory was removed after its name was found */
             monarch_count_scan_error(s, errno);
         if (fd >= 0)
             close(fd);

@@ -11,9 +11,9 @@ typedef unsigned char sixteen_bytes __attribute__((vector_size(16), aligned(1), 
 typedef uint64_t two_words __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint64_t one_word __attribute__((aligned(1), may_alias));
 
-/* Returns an offset in a text of `n` bytes (n >= 16). The 16 bytes from this offset on include byte
- * `i`, and all of them lie within the text. The offset is `i`, or n - 16 if 16 bytes from `i` on
- * would pass the end of the text. */
+/* Returns the offset at which to load 16 bytes of a text, so that byte `i` is among them. The text
+ * has `n` bytes (n >= 16). The offset is `i`; near the end of the text, it is n - 16, so that no
+ * byte after the text is loaded. */
 static inline size_t sixteen_at(size_t i, size_t n) { return i + 16 <= n ? i : n - 16; }
 
 static inline int same_bytes(const char *a, const char *b, size_t n) {

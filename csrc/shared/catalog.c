@@ -64,7 +64,7 @@ int64_t monarch_guess(const struct monarch_catalog *c, uint64_t hash, uint64_t *
 static int is_path_of(const struct monarch_catalog *c, const struct monarch_entry *e,
                       unsigned source, const char *path, size_t len, uint64_t hash) {
     return e->hash == hash && e->source == source && e->path_len == len &&
-           /* unless the entry is damaged, its path lies in the pool */
+           /* if the entry is damaged, its path may lie outside the pool */
            e->path < c->pool_bytes && len < c->pool_bytes - e->path &&
            same_bytes(monarch_pool(c, e->path), path, len);
 }
@@ -211,8 +211,8 @@ int monarch_is_changed(const struct monarch_clients *m, uint64_t dev, uint64_t i
     return __atomic_load_n(&m->told, __ATOMIC_SEQ_CST) || monarch_is_marked(m, dev, ino);
 }
 
-/* Reads `changes` first, because that is usually enough: it is 0 until the first file is marked,
- * and most jobs mark no file. */
+/* Reads the number of marks (`changes`) first. This number is 0 until the first file is marked, and
+ * most jobs mark no file. */
 int monarch_is_marked(const struct monarch_clients *m, uint64_t dev, uint64_t ino) {
     if (!__atomic_load_n(&m->changes, __ATOMIC_SEQ_CST))
         return 0;

@@ -33,11 +33,11 @@
  * zeros. */
 #define MONARCH_COPY_NAME 13
 
-/* Number of bits in `wanted` of struct monarch_clients (16 Mi), one per entry. A file whose entry
- * is numbered 16 Mi or higher is always read from the source. */
+/* Number of bits in `wanted` of struct monarch_clients, one bit per entry. A file whose entry has a
+ * number of 16 Mi or more has no bit, so the file is always read from the source. */
 #define MONARCH_MAX_FILES 16777216
 /* Maximum number of entries of all kinds. The limit comes from the slots of the index by path: a
- * slot has 25 bits for the number of an entry, plus 1. */
+ * slot stores the entry's number + 1 in 25 bits. */
 #define MONARCH_MAX_ENTRIES 33554431
 /* Maximum size [bytes] of the pool, which holds the paths of all entries. A slot of the index by
  * path has 31 bits for a position in the pool, in units of 16 bytes. */
@@ -48,7 +48,7 @@
 #define MONARCH_FILTER_BITS 16777216
 /* Number of bits of the changed filter that one bit of the coarse filter summarizes. The coarse
  * filter (8 KiB) stays in a core's first-level cache. So the check of an unchanged file rarely
- * needs the large filter, where it would miss the cache. */
+ * reads the large filter, which does not fit into this cache. */
 #define MONARCH_FILTER_COARSE 256
 /* Alignment [bytes] of mapped catalogs, so that huge pages can back them. */
 #define MONARCH_HUGE_PAGE 2097152
@@ -61,8 +61,9 @@
 #define MONARCH_LOOKS 16384
 #define MONARCH_MAX_PEERS 4096 /* maximum number of nodes of a session */
 #define MONARCH_ASKED 2        /* maximum number of peers that a fill asks before the source */
-/* Maximum number of ranks of a node that are counted and served separately, plus 1. Index 0 is for
- * all processes that belong to no rank; the launcher's rank n has index n + 1. */
+/* Length of arrays with an element for each rank of a node. Index 0 is for all processes that
+ * belong to no rank; the launcher's rank n has index n + 1. So at most MONARCH_RANKS - 1 ranks are
+ * counted and served separately. */
 #define MONARCH_RANKS 128
 
 /* Number of slots for claims. A claim says that a program is reading a file at the source. If two
@@ -70,8 +71,8 @@
 #define MONARCH_CLAIMS 65536
 
 /* The unit [bytes] in which a copy is filled. A reader can read each unit as soon as it is filled.
- * A unit is small enough that the first one arrives soon, and large enough to amortize the source's
- * latency. */
+ * A unit is small, so that a reader's first unit arrives soon. It is large enough to amortize the
+ * source's latency. */
 #define MONARCH_UNIT 262144
 #define MONARCH_FILL_SLOTS 256   /* maximum number of copies that are filled at a time */
 #define MONARCH_FILL_UNITS 65536 /* bits in a fill's bitmap; large files have larger units */
@@ -81,7 +82,7 @@
 #define MONARCH_SHARES 10000 /* the unit of `fill_after`: 1 / 10,000 of a file */
 
 enum monarch_session_state { MONARCH_STARTING, MONARCH_SERVING, MONARCH_CLOSED };
-/* OTHER: a socket, a pipe, a device or a mount point. The catalog only lists its name; the source
+/* OTHER: a socket, a pipe, a device or a mount point. The catalog has only its name; the source
  * answers all calls for its attributes. */
 enum monarch_kind { MONARCH_FILE, MONARCH_DIR, MONARCH_LINK, MONARCH_OTHER };
 
@@ -267,7 +268,7 @@ struct monarch_catalog {
 /* The path of a file that a client has opened, but that is not in the catalog. The path is only a
  * hint: if it is lost, the daemon finds the file later. */
 struct monarch_scan_hint {
-    /* atomic: number of the hint << 2 | state of this slot: 0 free, 1 being written, 2 ready */
+    /* atomic: (number of the hint) << 2 | state of this slot: 0 free, 1 being written, 2 ready */
     uint64_t ticket;
     uint32_t source;
     uint32_t path_len;
@@ -278,8 +279,9 @@ struct monarch_scan_hint {
 };
 
 /* The progress of a copy that is being filled. `done` has one bit per unit; a set bit means that
- * the unit can be read from the copy. A reader relies on a bit only if the slot's word identifies
- * this copy both before and after the bit is read. */
+ * the unit can be read from the copy. The slot of a fill may be reused. So a reader relies on a bit
+ * only if the slot's `word` (struct monarch_fills) belongs to the copy both before and after the
+ * bit is read. */
 struct monarch_fill {
     uint64_t unit_bytes;
     uint64_t failed; /* atomic; 1: the fill has failed, and no more units will be filled */
@@ -331,8 +333,8 @@ struct monarch_bell {
 };
 
 /* Two sums of file sizes for one rank. `opened_bytes` is the sum over all files that the rank's
- * processes have opened. `missed_bytes` is the sum over those of them that should have had a copy,
- * but had no copy yet. */
+ * processes have opened. `missed_bytes` is the sum over the opened files that should have had a
+ * copy, but had none yet. */
 struct monarch_rank {
     uint64_t opened_bytes, missed_bytes;
     uint64_t unused[6]; /* pads to a cache line */
@@ -387,10 +389,10 @@ struct monarch_clients {
     /* 1: a client needed attributes from the catalog, but the catalog's last comparison with the
      * source was too long ago. The daemon then begins a comparison, and sets this field to 0. */
     uint64_t stale;
-    /* Atomic. Each slot records when a client last checked a directory at the source and found it
-     * unchanged since its listing was made. The slot is the number of the directory's entry + 1 (25
-     * bits) | the time of the check, in ticks of CLOCK_MONOTONIC (TICK_BITS in
-     * lookup/metadata.c). */
+    /* Atomic. Each slot belongs to a directory. The slot records when a client last checked at the
+     * source that the directory has not changed since its listing was made. A slot combines two
+     * numbers: the number of the directory's entry + 1 (25 bits), and the time of the check, in
+     * ticks of CLOCK_MONOTONIC (TICK_BITS in lookup/metadata.c). */
     uint64_t look[MONARCH_LOOKS];
     /* Demands. Each demand names a unit that a reader waits for. The upper half of a demand holds
      * the entry's number + 1 and the reader's rank. The lower half, which is a futex, holds the
@@ -421,8 +423,8 @@ struct monarch_clients {
 };
 
 #ifndef MONARCH_CDEF
-/* Combines the seconds and nanoseconds of a file's time into the number that entries hold [ns]. A
- * time that does not fit into 64 bits wraps around. */
+/* Combines the seconds and nanoseconds of a file's time into one number [ns], as entries store it.
+ * A time that does not fit into 64 bits wraps around. */
 static inline int64_t monarch_time_ns(int64_t s, int64_t ns) {
     return (int64_t)((uint64_t)s * 1000000000 + (uint64_t)ns);
 }
@@ -494,7 +496,7 @@ static inline uint64_t monarch_demand_entry(uint64_t demand) {
 static inline unsigned monarch_demand_rank(uint64_t demand) { return (unsigned)(demand >> 57); }
 static inline uint64_t monarch_demand_unit(uint64_t demand) { return demand >> 12 & 0xFFFFF; }
 
-/* Returns the slot of the fill whose entry has this word, or -1 if there is none. */
+/* Returns the index of the fill's slot in `word` and `fill`, or -1 if no slot has this word. */
 static inline int monarch_fill_slot(const struct monarch_fills *fills, uint64_t word) {
     int i = 0;
     while (i < MONARCH_FILL_SLOTS && __atomic_load_n(&fills->word[i], __ATOMIC_ACQUIRE) != word)
@@ -557,10 +559,11 @@ static inline uint64_t monarch_first_path_slot(uint64_t hash, uint64_t slots) {
     return monarch_first_slot(hash, slots) & ~3ULL;
 }
 
-/* Makes a slot's `place`. Its highest 8 bits are the last 8 bits of the hash; the next 31 bits are
- * the position of the path in the pool, in units of 16 bytes; the lowest 25 bits are the number of
- * the entry + 1. A look-up reads the slot, and then the entry and the path. The slot has the
- * positions of both, so that their two cache misses overlap. */
+/* Makes the `place` of a slot (struct monarch_slot). The highest 8 bits are the last 8 bits of the
+ * hash; the next 31 bits are the position of the path in the pool, in units of 16 bytes; the lowest
+ * 25 bits are the number of the entry + 1. A look-up reads the slot, and then the entry and the
+ * path. Because the slot has the positions of both, they can be fetched into the cache at the same
+ * time. */
 #define MONARCH_TEXT_UNIT 16
 static inline uint64_t monarch_slot_of(uint64_t hash, uint64_t text, uint64_t id) {
     return hash << 56 | text / MONARCH_TEXT_UNIT << 25 | (id + 1);
@@ -570,11 +573,11 @@ static inline uint64_t monarch_slot_text(uint64_t slot) {
     return (slot >> 25 & 0x7FFFFFFF) * MONARCH_TEXT_UNIT;
 }
 
-/* Makes a slot's `copy`. If the entry is not PRESENT, the value is 0. Otherwise, it is the entry's
- * word with bits 8 to 15 of the hash in place of state and reason. Bits 0 to 7 of the hash are in
- * the slot's `place`. With this value, the library can begin to open the copy before the entry is
- * in the processor's cache. The value may be out of date, so the caller checks the entry before it
- * uses the copy. */
+/* Makes the `copy` of a slot (struct monarch_slot). If the entry is not PRESENT, the value is 0.
+ * Otherwise, the value is the entry's word, except that bits 8 to 15 of the hash replace the state
+ * and the reason. Bits 0 to 7 of the hash are in `place` of the slot. With this value, the library
+ * can begin to open the copy before the entry is in the processor's cache. The value may be out of
+ * date, so the caller checks the entry before it uses the copy. */
 static inline uint64_t monarch_guess_of(uint64_t hash, uint64_t word) {
     return MONARCH_WORD_STATE(word) == MONARCH_PRESENT ? (word & ~255ULL) | (hash >> 8 & 255) : 0;
 }
@@ -588,10 +591,10 @@ static inline uint32_t monarch_inode_slot(uint64_t hash, uint64_t id) {
     return (uint32_t)(hash << 25 | (id + 1));
 }
 
-/* Returns the stamp of a copy in a tier whose copies are evicted. The copy's mtime is set to these
- * values: the seconds are the entry's number, and the nanoseconds are the stamp. So the entry is
- * found from the copy itself, and the copy needs no slot in the index by copy. Slots of that index
- * are never freed, so frequent evictions would fill it. */
+/* Returns the stamp of a copy in a tier whose copies are evicted. In the copy's mtime, the seconds
+ * are the entry's number, and the nanoseconds are the stamp. So the entry is found from the copy's
+ * mtime, and the copy needs no slot in the index by copy. Slots of that index are never freed, so
+ * frequent evictions would fill the index. */
 static inline uint64_t monarch_stamp(uint64_t salt, uint64_t id) {
     return monarch_mix(salt ^ monarch_mix(id + 1)) % 1000000000;
 }
@@ -661,7 +664,7 @@ int64_t monarch_find_prepared(const struct monarch_catalog *c, unsigned source, 
  * Otherwise sets *word to the entry's word, in which only the tier and the number of the copy are
  * valid. */
 int64_t monarch_guess(const struct monarch_catalog *c, uint64_t hash, uint64_t *word);
-/* Finds a file by its hash alone, for callers that have no path. */
+/* Finds an entry by the hash of its path, for callers that do not have the path itself. */
 int64_t monarch_find_hash(const struct monarch_catalog *c, unsigned source, uint64_t hash);
 int64_t monarch_find_inode(const struct monarch_catalog *c, unsigned source, uint64_t ino);
 

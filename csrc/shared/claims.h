@@ -9,14 +9,14 @@
 
 /* Claims the file for this process, which is reading it. The claim lasts a second. */
 void monarch_claim_file(struct monarch_clients *m, uint64_t id);
-/* Returns whether the claim's descriptor is in transit. It is in transit from shortly before it is
- * handed over until the daemon closes it or the claim expires. During that time, no other claim may
- * replace this claim in its slot, because another thread may be waiting for the end of this
- * claim. */
+/* Returns whether the claim's descriptor is in transit. The descriptor is in transit from shortly
+ * before the handover until the daemon closes the descriptor or the claim expires. During that
+ * time, no other claim may replace this claim in its slot, because another thread may be waiting
+ * for the end of this claim. */
 int monarch_is_in_transit(uint64_t claim, uint64_t now_ns);
 /* Makes the claim for a descriptor that is about to be sent to the daemon, and returns the claim.
  * Returns 0 if the slot already has a claim whose descriptor is in transit (monarch_is_in_transit).
- * That claim may be for this file, or for another file that shares the slot. */
+ * The existing claim may be for this file, or for another file that shares the slot. */
 uint64_t monarch_begin_claim(struct monarch_clients *m, uint64_t id);
 /* Ends `claim`, which monarch_begin_claim has returned for the file. The claim ends even if another
  * thread has added MONARCH_CLAIM_RECALLED to it in the meantime. */
@@ -27,13 +27,14 @@ void monarch_give_up_claim(struct monarch_clients *m, uint64_t id);
 
 /* --- the daemon's side ------------------------------------------------------------------------ */
 
-/* Returns whether a program is reading the file at the source and will hand its descriptor over. */
+/* Returns whether a program is reading the file at the source and will hand over the file's
+ * descriptor. */
 int monarch_is_being_read(const struct monarch_clients *m, uint64_t id, uint64_t ino,
                           uint64_t now_ns);
 /* Ends the claim of a file whose descriptor was handed over. Call this after that descriptor was
  * closed. */
 void monarch_end_claim(struct monarch_clients *m, uint64_t id);
-/* Returns whether the daemon must now close the file's descriptor, which was handed over. There are
- * three reasons: a program waits until the descriptor is closed; the file's claim has expired; or
- * the claim's slot no longer contains the claim. */
+/* Returns whether the daemon must now close the handed-over descriptor of the file. There are three
+ * possible reasons: a program waits until the descriptor is closed; the file's claim has expired;
+ * or the slot of the claim now contains another value. */
 int monarch_is_recalled(const struct monarch_clients *m, uint64_t id, uint64_t now_ns);

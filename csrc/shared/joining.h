@@ -15,7 +15,7 @@ static inline struct timespec monarch_join_limit(int limit_ms) {
     return until;
 }
 
-/* Joins the thread. Returns 0 if it has not ended by `until`. */
+/* Joins the thread. Returns 0 if the thread has not ended by `until`, otherwise 1. */
 static inline int monarch_join(pthread_t thread, const struct timespec *until) {
     return pthread_timedjoin_np(thread, NULL, until) == 0;
 }

@@ -5,8 +5,8 @@
 #include "shared/bytes.h"
 #include "shared/sys.h"
 
-/* Maximum number of links that a walk follows. The kernel also counts links before the source's
- * root, which this walk does not see. So this limit is only half of the kernel's limit. */
+/* Maximum number of links that a walk follows. The kernel's limit is twice as large, but the kernel
+ * also counts the links on the way to the source's root. A walk does not see those links. */
 #define MAX_LINKS 20
 
 /* Returns whether the path equals `root`, which has `len` bytes, or lies below it. Checks the
@@ -85,8 +85,8 @@ struct walk {
     const struct monarch_clients *clients;
     size_t len, canonical;
     /* needs_directory: the path ends with a slash, `.` or `..`, so it must lead to a directory.
-     * by_letters: links are not checked. So a `..` removes the component before it from the text,
-     * even if that component is a link. */
+     * by_letters: a `..` removes the component before it from the text, even if that component is a
+     * link. */
     int needs_directory, by_letters;
     char *text;
 };
@@ -98,8 +98,9 @@ static int is_current(const struct walk *w, int64_t id) {
     return !monarch_is_changed(w->clients, w->control->source[e->source].dev, ino);
 }
 
-/* Returns whether the last component of w->text, the path walked so far, is a directory, and not a
- * link. If it is a link, a `..` after it must not simply remove that component. */
+/* Returns whether the last component of w->text, the path walked so far, is a directory and not a
+ * link. A `..` may remove a directory from the text, but not a link, because the link may lead to
+ * another place. */
 static int is_real_directory(struct walk *w) {
     const char *rel;
     struct stat st;
@@ -168,11 +169,10 @@ int64_t monarch_first_link(const struct monarch_catalog *c, unsigned source, con
 
 /* Replaces the link by its target, and returns the path still to be walked: the target, then the
  * components after the link. Returns NULL if that path does not fit, or if the link has changed.
- * After the call, two paths share the buffer `text`, because callers may be on small stacks. The
- * path walked so far is at the buffer's beginning, cut back to the directory from which the target
- * starts. The path still to be walked is at the buffer's end. A gap of two bytes between the two
- * paths is enough: before the walk appends a byte to the first path, it has read a byte of the
- * second path. */
+ * After the call, the buffer `text` contains two paths, because callers may be on small stacks. At
+ * its beginning is the path walked so far, up to the directory from which the target starts. At its
+ * end is the path still to be walked. A gap of two bytes between the two paths is enough: before
+ * the walk appends a byte to the first path, it has read a byte of the second path. */
 static const char *substitute(struct walk *w, const char *rel, int64_t link, size_t end) {
     const struct monarch_entry *e = &monarch_entries(w->catalog)[link];
     const char *target = monarch_pool(w->catalog, e->copy_ino);
@@ -189,7 +189,7 @@ static const char *substitute(struct walk *w, const char *rel, int64_t link, siz
     memcpy(behind - n, target, n);
     w->len = kept;
     w->text[kept] = 0;
-    /* The kernel has not resolved the new path, so no part of it is known to be free of links. */
+    /* The kernel has not resolved the new path, so any component of it may be a link. */
     w->canonical = 0;
     return behind - n;
 }

@@ -28,14 +28,14 @@ int monarch_prefix(const struct monarch_control *k, const char *path, size_t n, 
  * The result is 0 for "/" itself. */
 int monarch_is_odd(const char *path, size_t n);
 
-/* Returns whether an absolute path leads to no source, judged by its text alone. Makes no system
- * call, so the answer is not final: if the path has a link outside the sources, or a link before a
- * `..`, the path may still lead to a source. */
+/* Returns whether an absolute path seems to lead to no source. Looks only at the path's text and
+ * makes no system call, so the answer may be wrong: if the path has a link outside the sources, or
+ * a link before a `..`, the path may still lead to a source. */
 int monarch_is_outside(const struct monarch_control *k, const char *path);
 
-/* Finds the first component of `rel` that is a link according to the catalog. Does not check the
- * last component. `rel` must not be empty. Returns the link's entry, or -1 if there is none. *end
- * is set to the position in `rel` at which the link's component ends. */
+/* Finds the first component of `rel` that is a link according to the catalog. Ignores the last
+ * component. `rel` must not be empty. Returns the link's entry, or -1 if there is none. *end is set
+ * to the position in `rel` at which the link's component ends. */
 int64_t monarch_first_link(const struct monarch_catalog *c, unsigned source, const char *rel,
                            size_t *end);
 

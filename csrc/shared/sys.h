@@ -74,8 +74,8 @@ static inline void *sys_new_pages(unsigned long n) {
     long p = sys6(SYS_mmap, 0, (long)n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return p < 0 && p > -4096 ? 0 : (void *)p;
 }
-/* Maps the file over [at, at + n), a range that this process itself has mapped before. fd = -1:
- * maps zeroed pages, which are allocated only when they are touched. */
+/* Maps the file at the addresses [at, at + n), which this process has already mapped before. fd =
+ * -1: maps zeroed pages, which are allocated only when they are touched. */
 static inline void *sys_map_over(void *at, int fd, unsigned long n, int prot) {
     int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
     long p = sys6(SYS_mmap, (long)at, (long)n, prot, flags | MAP_FIXED, fd, 0);
@@ -114,9 +114,9 @@ static inline void sys_unmap(const void *p, unsigned long n) {
     sys6(SYS_munmap, (long)p, (long)n, 0, 0, 0, 0);
 }
 #endif
-/* Returns a page (of the machine's page size, at least 4096 bytes). The kernel clears the page in
- * every forked child, whichever call made the child. There is one exception: a child of vfork
- * shares its parent's page, so the kernel does not clear it. Returns NULL before Linux 4.14. */
+/* Returns a page of memory (of the machine's page size, at least 4096 bytes). The kernel fills this
+ * page with zeros in every forked child, whichever call made the child. There is one exception: a
+ * child of vfork shares its parent's page, which stays as it is. Returns NULL before Linux 4.14. */
 static inline void *sys_new_wiped_page(void) {
     const int wipe_on_fork = 18; /* MADV_WIPEONFORK: undefined in older headers */
     void *p = sys_new_pages(4096);
@@ -164,7 +164,7 @@ static inline void sys_nap(long ns) {
 
 /* Waits a moment for another thread. Call this in a loop, with n = 0, 1, 2, ..., if the whole wait
  * should take only microseconds. The first calls yield the processor. Later calls sleep, because a
- * thread of lower real-time priority would not run after a yield. */
+ * yield does not let threads of lower real-time priority run. */
 static inline void sys_relax(unsigned n) {
     struct timespec nap = {0, n < 96 ? 50000 : 1000000};
     if (n < 32)

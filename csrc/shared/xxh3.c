@@ -123,10 +123,10 @@ static inline __m128i vector(const unsigned char *p, int i) {
     return _mm_loadu_si128((const __m128i *)p + i);
 }
 
-/* The loop uses intrinsics, because the compiler does not recognize that one instruction can
- * multiply the two halves of a number. The loop is unrolled, because otherwise the compiler would
- * keep the sums in memory, in order to access them by index. Each addition would then wait until
- * the previous addition has been stored. */
+/* The loop uses intrinsics, because one instruction can multiply the two halves of a number, and
+ * the compiler does not recognize that. The loop is unrolled, because otherwise the compiler would
+ * keep the sums in memory, to access them by index. Each addition would then wait until the result
+ * of the previous addition is stored. */
 static inline void accumulate(sums acc, const unsigned char *in, const unsigned char *sec) {
 #pragma GCC unroll 4
     for (int i = 0; i < VECTORS; i++) {
@@ -235,8 +235,8 @@ static int has_avx2(void) {
 }
 #endif
 
-/* Hashes many blocks, with AVX2 if the processor supports it. Only streams call this function,
- * because only they hash complete files. */
+/* Hashes many blocks, with AVX2 if the processor supports it. Only monarch_xxh3_add calls this
+ * function, because complete files are hashed only as streams. */
 static void eat_many(uint64_t state[8], const unsigned char *in, size_t blocks) {
 #ifdef __SSE2__
     if (has_avx2()) {
@@ -247,8 +247,9 @@ static void eat_many(uint64_t state[8], const unsigned char *in, size_t blocks) 
     eat_blocks(state, in, blocks);
 }
 
-/* Hashes the last `len` bytes of the input (1 to 1024), which begin at `in`. Returns the hash of
- * the complete input. If `len` is less than 64, the 64 bytes before `in` must be readable too. */
+/* Hashes the end of the input, which begins at `in` and has `len` bytes (1 to 1024). Returns the
+ * hash of the complete input. If `len` is less than 64, the 64 bytes before `in` must be readable
+ * too. */
 static uint64_t finish(const uint64_t state[8], const unsigned char *in, size_t len,
                        uint64_t total) {
     uint64_t acc[8], h = total * P64_1;

@@ -14,8 +14,8 @@ uint64_t monarch_xxh3(const void *data, size_t len);
 struct xxh3_stream {
     uint64_t acc[8];
     uint64_t total;
-    /* number of input bytes in `hold` that are not hashed yet, from hold[64] on. hold[0] to
-     * hold[63] are the 64 input bytes before hold[64]. */
+    /* Number of input bytes that are not hashed yet. They are in `hold`, from hold[64] on. hold[0]
+     * to hold[63] are the 64 input bytes before them. */
     size_t held;
     unsigned char hold[64 + XXH3_BLOCK];
 };

@@ -11,7 +11,7 @@ void sim_filled(struct monarch_sim *s, uint32_t number, double now) {
     double bytes = size_of(s, c->file);
     double rate = s->job.write_rate[list_of(s, t)] / s->job.threads[t->cls];
     double end = now + bytes / rate;
-    if (c->at < 0) { /* sim_keep has not made the copy */
+    if (c->at < 0) { /* sim_keep has not made this copy in the meantime */
         c->at = end;
         c->epoch = s->is_started ? (int32_t)(s->step / s->job.steps) : -1;
         machine_write(&s->machine, s->now, t->node, t->cls, bytes);

@@ -22,8 +22,8 @@ static uint32_t way_in(const struct links *l, const struct transfer *t) {
     return l->job->nodes + t->to;
 }
 
-/* Sets the rate of every transfer that uses `link` and has no rate yet to `each`. Subtracts this
- * rate from the free rates of both links of the transfer. */
+/* Gives the rate `each` to every transfer over `link` that has no rate yet. Subtracts this rate
+ * from the free rates of the two links that the transfer uses. */
 static void give(struct links *l, uint32_t link, double each) {
     for (uint32_t i = 0; i < l->n; i++) {
         struct transfer *t = &l->transfer[i];
@@ -38,9 +38,10 @@ static void give(struct links *l, uint32_t link, double each) {
     }
 }
 
-/* Computes the rates of all transfers, in steps. Each step divides the free rate of each link by
- * the number of its transfers without a rate, and picks the link with the smallest quotient. The
- * transfers of this link that have no rate yet get this quotient as their rate (give). */
+/* Computes the rates of all transfers, in steps. In each step, the free rate of each link is
+ * divided by the number of transfers over this link that have no rate yet. The link with the
+ * smallest quotient is chosen, and its transfers without a rate get this quotient as their rate
+ * (give). */
 static void share_out(struct links *l) {
     uint32_t links = 2 * l->job->nodes;
     for (uint32_t i = 0; i < links; i++) {

@@ -27,8 +27,7 @@ struct links {
     double since, end; /* end: when the transfer `next` ends */
 };
 
-/* Returns 1, or 0 if memory is exhausted. askers: number of askers, each of which may have a
- * transfer. */
+/* Returns 1, or 0 if memory is exhausted. askers: number of askers (see heap.h). */
 int links_open(struct links *l, const struct monarch_sim_job *job, uint32_t askers);
 void links_close(struct links *l);
 

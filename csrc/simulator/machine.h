@@ -1,6 +1,6 @@
-/* Storage classes and links. A fair link serves all its transfers at the same time. Any other link,
- * and each class, serves its requests one after another, in the order of their arrival. No class
- * and no link exceeds its rate. */
+/* Storage classes and links. A class serves its requests one after another, in the order of their
+ * arrival. A link does the same, unless the job's `fair_links` is 1: then a link serves all its
+ * transfers at the same time. No class and no link exceeds its rate. */
 #pragma once
 
 #include "simulator/links.h"
@@ -16,8 +16,7 @@ struct machine {
     struct links links; /* used only if the job's `fair_links` is 1 */
 };
 
-/* Returns 1, or 0 if no memory can be allocated. askers: the number of askers, each of which may
- * have a transfer over fair links. */
+/* Returns 1, or 0 if memory is exhausted. askers: number of askers (see heap.h). */
 int machine_open(struct machine *m, const struct monarch_sim_job *job, uint32_t askers);
 void machine_close(struct machine *m);
 
@@ -29,7 +28,7 @@ double machine_local(struct machine *m, double now, uint32_t node, uint32_t cls,
 double machine_remote(struct machine *m, double now, uint32_t node, uint32_t holder, uint32_t cls,
                       double bytes, int take);
 /* Returns the time at which `bytes` from node `from` will have arrived at node `to` over the links.
- * Over fair links, the result is only an estimate, and `take` has no effect. */
+ * If the job's `fair_links` is 1, the result is only an estimate, and `take` has no effect. */
 double machine_forward(struct machine *m, double now, uint32_t from, uint32_t to, double bytes,
                        int take);
 /* Writes to a class. A write occupies the class in the same manner as a read. */

@@ -66,7 +66,7 @@ static void begin(struct share *s, struct request *r) {
 }
 
 /* Inserts a request into its node's queue, which is sorted by priority. The queue's first request
- * is being served; the new request never goes before it. */
+ * is being served, so the new request is inserted behind it. */
 static void put_in(struct pfs *p, struct request *r) {
     struct share *s = share_of(p, r);
     uint32_t *at = &s->first[r->node];

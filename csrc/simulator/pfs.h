@@ -44,8 +44,8 @@ struct pfs {
     struct request *request; /* for each asker */
     uint64_t numbers;
     double since, busy;
-    /* for each node: time [s] at which the node's own link will have carried all bytes that the
-     * file system has sent so far */
+    /* for each node: time [s] at which all bytes that the file system has sent to the node so far
+     * will have arrived over the node's link */
     double *link_free;
 };
 

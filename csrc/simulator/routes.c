@@ -64,10 +64,9 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
             continue;
         c->at = now;
         c->epoch = epoch;
-        /* A class serves its requests in the order in which they are made, and this request is made
-         * at s->now. So the write occupies the class from s->now on, although the file arrives
-         * later. A write from the file's arrival on would be wrong: every request after s->now
-         * would wait until the end of this write, even a request before the arrival. */
+        /* The write occupies the class from s->now on, although the file arrives only later, at
+         * `now`. If the write began at `now`, all requests that are made in the meantime would wait
+         * until its end, because a class serves requests in the order in which they are made. */
         machine_write(&s->machine, s->now, node, (uint32_t)c->cls, size_of(s, file));
         return;
     }

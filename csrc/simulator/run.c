@@ -6,8 +6,8 @@
 
 #include "simulator/state.h"
 
-/* Continues the work of the thread `who`, because the file that it needs has arrived from the file
- * system or another node. */
+/* Continues the work of the thread `who`, whose file has arrived from the file system or from
+ * another node. */
 static void arrive(struct monarch_sim *s, uint32_t who, double at) {
     if (who < s->job.nodes * s->threads)
         sim_staged(s, who, at);

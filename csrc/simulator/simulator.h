@@ -51,13 +51,13 @@ struct monarch_sim_job {
     const int32_t *copy_node, *copy_file;
     const int8_t *copy_class;
     /* For each copy: when the copy should exist, as a position in the access sequence of the node
-     * that makes it. A node cannot see which copies other nodes have. So another node requests the
-     * copy only after it has passed the same position in its own access sequence. NULL: every node
-     * knows at all times which copies exist. */
+     * that makes it. A node cannot see which copies other nodes have. So a node requests another
+     * node's copy only after it has passed this position in its own access sequence. NULL: every
+     * node knows at all times which copies exist. */
     const int64_t *copy_due;
     /* for each file: the node that is the file's owner. Only the owner reads the file from the file
-     * system; it sends the file to the other nodes that want it. -1: the file has no owner, and
-     * each node that wants the file reads it from the file system. NULL: no file has an owner. */
+     * system; the other nodes get the file from the owner. -1: the file has no owner, and each node
+     * reads it from the file system. NULL: no file has an owner. */
     const int32_t *owner;
     uint8_t stages;       /* 1: samples are prefetched into the staging buffer */
     uint8_t fills;        /* 1: each storage class has threads that make its copies */
@@ -101,7 +101,7 @@ struct monarch_sim_result {
     /* Set by the caller. A step is imbalanced if the time of its slowest rank is more than this
      * multiple of the time of its fastest rank. */
     double imbalance;
-    double pfs_busy; /* [s] */
+    double pfs_busy; /* total time in which the file system has served requests [s] */
 };
 
 /* Makes a simulation. Returns NULL if memory is exhausted. */
@@ -115,10 +115,9 @@ struct monarch_sim_epoch {
     const int32_t *order; /* the file of each access; -1: no sample */
     /* `holder`, `cls`, `into` and `down` are NULL if the copies are those of the job (`copy_file`).
      * Otherwise, an access reads its file from the class `cls` of the node `holder`, or, if
-     * `holder` is -1, from the file system. After the read, the file's owner writes the file to its
-     * own storage classes `into`, `into` + 1, ..., `down`. If the file has no owner, the node that
-     * makes the access writes the file to these classes of its own. If `into` is 0, no node writes
-     * the file. */
+     * `holder` is -1, from the file system. After the read, a node writes the file to its storage
+     * classes `into`, `into` + 1, ..., `down`. This node is the file's owner, or, if the file has
+     * no owner, the node that makes the access. If `into` is 0, no node writes the file. */
     const int32_t *holder;
     const int8_t *cls, *into, *down;
     /* for each node, step and rank (nodes x steps x most_ranks): how many of the node's staging

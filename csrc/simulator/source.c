@@ -21,8 +21,9 @@ static int32_t file_of(struct monarch_sim *s, uint32_t who) {
     return file_at(s, s->staging[who].rank, s->staging[who].access);
 }
 
-/* Returns the epoch of the staging thread's access if the epoch's arrays determine from where each
- * access reads its file. Otherwise, and for a thread of a storage class, returns NULL. */
+/* Returns the epoch of the staging thread's access if the caller has given arrays that determine
+ * from where each access of this epoch reads its file. Otherwise, and for a thread of a storage
+ * class, returns NULL. */
 static const struct monarch_sim_epoch *told_to(struct monarch_sim *s, uint32_t who) {
     if (!is_staging(s, who))
         return NULL;

@@ -13,7 +13,8 @@ enum staging_state { FETCHES, WAITS_FOR_USE, WAITS_UNTIL, IS_OVER, NEEDS_EPOCH }
 /* Returns the state of a thread that needs `epoch`, which the caller has not given yet. The new
  * epoch will replace the oldest known epoch. The state is NEEDS_EPOCH if fewer than EPOCHS_KNOWN
  * epochs are known, or if the oldest known epoch has ended. Otherwise, the thread waits for the end
- * of the oldest epoch. *until is set to this end if it is known (WAITS_UNTIL). */
+ * of the oldest epoch. If the time of this end is known, the state is WAITS_UNTIL, and *until is
+ * set to that time. If not, the state is WAITS_FOR_USE. */
 static enum staging_state next_epoch(const struct monarch_sim *s, uint64_t epoch, double now,
                                      double *until) {
     if (epoch < EPOCHS_KNOWN)
@@ -56,9 +57,9 @@ static enum staging_state staging_state_of(struct monarch_sim *s, uint32_t rank,
     return FETCHES;
 }
 
-/* Returns t / p. t: the number of the rank's threads, plus one. p: the number of threads planned
- * for the rank's next sample. rank_for assigns the next thread to the rank with the smallest
- * quotient. */
+/* Returns a quotient; rank_for assigns a thread to the rank with the smallest quotient. The
+ * dividend is the number of threads that the rank would have with one more thread. The divisor is
+ * the number of threads that are planned for the rank's next sample. */
 static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
     uint64_t access = s->rank[rank].fetched;
     const int32_t *threads = known_of(s, access)->told.threads;
@@ -68,9 +69,9 @@ static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
 }
 
 /* Returns the rank for which the thread fetches next. If the ranks of a node do not share threads,
- * this is the thread's own rank. Otherwise, it is one of the ranks whose next sample can be fetched
- * at `now`: the rank with the smallest part_with_one_more. If there is no such rank, returns
- * NOBODY. */
+ * returns the thread's own rank. Otherwise, considers the ranks whose next sample can be fetched at
+ * `now`, and returns the rank with the smallest part_with_one_more, or NOBODY if there is no such
+ * rank. */
 static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now,
                          enum staging_state *state, double *until) {
     uint32_t node = thread / s->threads, first = node * s->job.most_ranks;

@@ -21,7 +21,8 @@ struct copy {
 /* State of a rank. The accesses of each rank are numbered separately, beginning with the rank's
  * first access in the job. */
 struct rank {
-    /* numbers of the next accesses to prefetch, to use, and to drop from the buffer */
+    /* which of the rank's accesses is the next to be prefetched, to be used, and to be dropped from
+     * the buffer */
     uint64_t fetched, used, dropped;
     double staged; /* [bytes] */
     /* time [s] at which the rank ends its computation on the samples that it has used so far */
@@ -89,8 +90,9 @@ struct monarch_sim {
     /* copies */
     struct copy *copy;
     int32_t *first_copy; /* for each file: index of the file's first copy */
-    /* for each file and each value of epoch % EPOCHS_KNOWN (files x EPOCHS_KNOWN): 1 + the last
-     * epoch with this value in which the file was used; 0: there is no such epoch */
+    /* files x EPOCHS_KNOWN. For each file and each value of epoch % EPOCHS_KNOWN: 1 + the number of
+     * the last epoch with this value in which the file was used; 0: the file was used in no such
+     * epoch */
     uint32_t *reused;
     /* for each file: the asker that has started the current read of the file, or PFS_NONE. Unused
      * if no file has an owner. */
@@ -171,8 +173,8 @@ static inline uint32_t sim_reader(const struct monarch_sim *s, uint32_t node, in
 
 /* --- ranks.c --- */
 
-/* Continues the training after a sample has arrived for the rank. The ranks use samples and pass
- * barriers until each rank must wait for a sample. */
+/* Continues the training after a sample has arrived for the rank: the ranks use samples and pass
+ * barriers, until each of them must wait for a sample. */
 void sim_advance(struct monarch_sim *s, uint32_t rank);
 void sim_start_ranks(struct monarch_sim *s, double now);
 /* Drops the rank's oldest sample from the staging buffer. */

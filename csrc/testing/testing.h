@@ -14,16 +14,16 @@ int monarch_want_file(struct monarch_clients *m, uint64_t id);
 /* Wakes a copying thread of each origin, like a client that waits for a part of a file. */
 void monarch_ring_engine(struct monarch_clients *m);
 /* Runs the engine's fair queue for `rounds` rounds, with `n` waiting readers. Each round serves at
- * most one reader. Reader i has the rank ranks[i] and the demand slot places[i]. It waits from
- * round since[i] on, and continues to wait after it was served. shares: the ranks' shares (struct
- * fair_queue). Sets served[r] to 1 + the number of the reader that round r serves, or to 0 if round
- * r serves no reader. */
+ * most one reader. Reader i has the rank ranks[i] and the demand slot places[i]. Reader i waits
+ * from round since[i] on, and continues to wait after it was served. shares: the ranks' shares
+ * (struct fair_queue). Sets served[r] to 1 + the number of the reader that round r serves, or to 0
+ * if round r serves no reader. */
 void monarch_serve_in_order(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
                             const uint64_t *since, uint64_t n, uint64_t rounds, uint32_t *served);
 /* Iterates over `n` waiting readers in the order of the fair queue, but serves none of them. The
- * parameters are those of monarch_serve_in_order. Each reader that the iterator yields is marked as
- * taken, so that the iterator yields it only once. Stores the numbers of the yielded readers in
- * `met`, in this order. Returns how many readers were yielded. */
+ * parameters are those of monarch_serve_in_order. Each reader that is met is marked as taken, so
+ * that it is not met again. Stores the numbers of the readers in `met`, in the order in which they
+ * were met. Returns how many readers were met. */
 uint64_t monarch_meet_all(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
                           uint64_t n, uint32_t *met);
 uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece);

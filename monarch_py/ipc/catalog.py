@@ -13,8 +13,8 @@ from monarch_py.ipc import word
 from monarch_py.ipc.session import Segment, SessionDir
 from monarch_py.native import Kind, State, ffi, lib
 
-# The number of entries for which the first segment of a catalog has room. It is sufficient for a
-# dataset of few large files.
+# The first segment of a catalog has room for this many entries, enough for a dataset of a few large
+# files.
 FIRST_CAPACITY = 4096
 # The factor by which a full catalog grows. With a larger factor, the entries are copied less often,
 # but more memory is unused until `fit` releases it at the end of the scan.
@@ -25,7 +25,7 @@ TEXT_UNIT: int = lib.MONARCH_TEXT_UNIT
 
 
 def distinct(ids: Ids) -> Ids:
-    """Returns the entries without duplicates, (n,), in the order of their first occurrences."""
+    """Returns these entries without duplicates, in the order of their first occurrences."""
     return ids[np.sort(np.unique(ids, return_index=True)[1])]
 
 
@@ -59,7 +59,7 @@ class CatalogReader:
         return self.entries["word"]
 
     def states(self, ids: Ids) -> Uints:
-        """Returns the states of these entries, (n,)."""
+        """Returns the states of these entries."""
         return word.state(self.words[ids])
 
     def path(self, entry: int) -> str:
@@ -157,10 +157,11 @@ class Catalog(CatalogReader):
         self._open_generation(int(self.c.generation) + 1, capacity, pool_bytes)
 
     def add(self, entries: Array, pool: Any) -> tuple[Ids, int]:
-        """Adds entries: an array (n,) of dtype ENTRY. Their paths are in `pool`, a C pointer.
+        """Adds entries, an array of dtype ENTRY. Their paths are in the memory to which `pool`
+        points.
 
-        Returns the entries' numbers (n,), and how many entries were new. Raises OSError if shared
-        memory is full. Programs then read the files without an entry from the source.
+        Returns an array of the entries' numbers, and how many entries were new. Raises OSError if
+        shared memory is full. Files that have no entry are then read from the source.
         """
         ids = np.zeros(len(entries), dtype=np.uint64)
         added = ffi.new("uint64_t *")
@@ -197,17 +198,17 @@ class Catalog(CatalogReader):
             self.set_words(ids, word.make(state, reason))
 
     def want(self, ids: Ids) -> None:
-        """Makes entries WANTED. If an old copy of a file is being removed, the entry's word keeps
-        the tier and number of the old copy. Open descriptors of the old copy are recognized by this
-        tier and number until the copy is removed."""
+        """Sets the state of these entries to WANTED. If an old copy of a file is being removed, the
+        entry's word keeps the tier and number of the old copy, because open descriptors of the old
+        copy are recognized by this tier and number."""
         number_and_tier = self.words[ids] & ~np.uint64(0xFF)
         self.set_words(ids, number_and_tier | word.make(State.WANTED))
 
     def publish(self, ids: Ids, words: Uints, inodes: Ids, sums: Uints, made: Bools) -> None:
         """Publishes copies. From now on, clients open these copies instead of the source's files.
 
-        ids, words, inodes, sums, made : (n,) for each copy: the file's entry, the entry's new word,
-            the copy's inode, the copy's checksum, and whether this daemon made the copy
+        ids, words, inodes, sums, made : for each copy: the file's entry, the entry's new word, the
+            copy's inode, the copy's checksum, and whether this daemon made the copy
         """
         copies = [pointer(a, np.uint64) for a in (ids, words, inodes, sums)]
         copies.append(pointer(made, np.uint8))
@@ -218,8 +219,8 @@ class Catalog(CatalogReader):
                 lib.monarch_publish(self.writer, len(ids), *copies)
 
     def update(self, entry: int, fresh: Array) -> None:
-        """Replaces the attributes of a file that has no copy by `fresh`, an array (1,) of dtype
-        ENTRY. Raises OSError if shared memory is full."""
+        """Replaces the attributes of a file by `fresh`, an array (1,) of dtype ENTRY. The file must
+        have no copy. Raises OSError if shared memory is full."""
         if lib.monarch_catalog_update(self.writer, entry, pointer(fresh)) != 0:
             # The index by inode is full, because it contains not only the current inodes, but also
             # the old inodes of replaced files. `_resize` builds a new index, with the current

@@ -17,8 +17,8 @@ HAS_CHANGED = (
     " the change"
 )
 
-# The time limit for an answer [s]. A daemon answers from memory. A daemon that takes longer than
-# this is probably suspended (SIGSTOP), and must not block a command.
+# The time limit for an answer [s]. A daemon has all answers in memory, so a daemon that takes
+# longer is probably suspended (SIGSTOP). A command must not wait for such a daemon.
 ANSWER_LIMIT_S = 15.0
 # If the daemon's accept queue is full, a command tries to connect again after this pause [s].
 FULL_PAUSE_S = 0.01
@@ -118,8 +118,8 @@ class DaemonConnection:
 
     def serves(self, pid: int | None = None) -> bool:
         """Returns whether, according to the control segment, a daemon serves the session. If `pid`
-        is given, the daemon must be the process with this PID. A daemon that is killed leaves the
-        segment unchanged, so the result may be wrong; `runs` asks the daemon itself.
+        is given, this must be the daemon's PID. A daemon that is killed does not update the
+        segment, so the result may be out of date; `runs` asks the daemon itself.
         """
         try:
             control = Segment.open(self.session.control, writable=False)

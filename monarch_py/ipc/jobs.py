@@ -2,8 +2,7 @@
 
 The batch system gives each job a number, and passes the number to the job's processes in an
 environment variable. `monarch start` records its job in the session's directory. A job that has not
-run `monarch start` is found through those of its processes that have the session's segments
-mapped.
+run `monarch start` is found by its processes, if any of them has mapped a segment of the session.
 """
 
 import os
@@ -28,8 +27,8 @@ VARIABLES = {
     "FLUX_JOB_ID": "",
     "JOB_ID": "SGE_TASK_ID",
 }
-# This text is part of the command line of each daemon that `spawn` (daemon/starting.py) has
-# started.
+# The command line of a daemon contains this text if `spawn` (daemon/starting.py) has started the
+# daemon.
 DAEMON = b"monarch_py.daemon.lifecycle"
 # A job that has run `monarch start` is assumed to run for at least this long [s], even if it has no
 # process yet: a prolog may start the daemon before the job begins.
@@ -114,9 +113,8 @@ class Jobs:
         return sorted({*attached, *self.noted()} - {own_job()})
 
     def noted(self) -> set[str]:
-        """Returns the recorded jobs that may be running: jobs that are new, jobs that have
-        processes, and jobs that run where this process cannot see their processes. Removes the
-        records of all other jobs."""
+        """Returns the recorded jobs that may be running: new jobs, jobs that have processes, and
+        jobs whose processes this process could not see. Removes the records of all other jobs."""
         notes, found = list(self._notes.glob("*")), set()
         running = jobs_of(own_processes()) if notes else set()
         for note in notes:

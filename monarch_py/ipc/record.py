@@ -3,9 +3,9 @@
 The library cannot read YAML. So each daemon, and each process that starts a daemon for the library
 (commands/autostart.py), writes a record into the session's file `autostart`. The record states
 whether the configuration requests a daemon, and lists the sources. It also names the files and
-environment variables on which this information depends. Jobs with different values of these
-variables have separate records in the file, so that no job replaces the record of another job.
-csrc/preload/autostart/record.c defines the format.
+environment variables on which this information depends. If two jobs have different values of these
+variables, each job has its own record in the file, so that neither replaces the record of the
+other. csrc/preload/autostart/record.c defines the format.
 """
 
 import os
@@ -18,8 +18,8 @@ from monarch_py.errors import SessionError
 from monarch_py.ipc.session import SessionDir, open_private
 
 FIRST_LINE, END = "monarch autostart 1", "\nend\n"
-# ALWAYS: the environment variables on which every configuration depends. HOME: the character `~`; a
-# configuration that contains it may also depend on the environment variable HOME.
+# ALWAYS: the environment variables on which every configuration depends. HOME: the character `~`. A
+# configuration that contains this character may also depend on the environment variable HOME.
 ALWAYS = ("MONARCH_SITE_CONFIG", "MONARCH_SOURCE")
 HOME = b"~"
 # The file keeps the latest MOST_RECORDS records. The library reads the file only if it is smaller
@@ -68,8 +68,8 @@ def _setting(record: str) -> list[str]:
 
 
 def _written(records: list[str]) -> bytes:
-    """Returns the text of the file, with at most MOST_RECORDS records. The first record is always
-    included. Each further record is included only if the text then is shorter than MOST_BYTES."""
+    """Returns the text of a file with these records, at most MOST_RECORDS of them. The first record
+    is always included. A further record is omitted if the text would reach MOST_BYTES with it."""
     data = os.fsencode(f"{FIRST_LINE}\n{records[0]}{END}")
     for record in records[1:MOST_RECORDS]:
         more = os.fsencode(record + END)

@@ -2,8 +2,8 @@
 
 A session belongs to one user and one configuration file. The session's directory is
 <shm>/monarch-<uid>/<XXH3-64 of the file's resolved path>, and only this user can read it. The
-preload library computes the same path. Configurations that share tiers also share a daemon. So if a
-configuration uses the site's tiers, its session directory is a link to the session directory of the
+preload library computes the same path. All configurations that use the site's tiers share one
+daemon. So the session directory of such a configuration is a link to the session directory of the
 site's configuration.
 """
 
@@ -24,8 +24,8 @@ from monarch_py.native import ffi, lib
 from monarch_py.util.ownership import why_not_private
 from monarch_py.util.units import MIB, format_size
 
-# At most this many bytes of a lock file are read. The file contains the PID of the process that
-# holds the lock, and the path of its configuration.
+# At most this many bytes of a lock file are read. A lock file contains the PID of the process that
+# holds the lock, and the path of this process's configuration.
 SAID_BYTES = 8192
 
 # The longest path [bytes] that the directory of shared memory may have. The staging area is below
@@ -195,8 +195,8 @@ def holder_of(path: Path) -> HeldError | None:
 
 
 def served_configurations() -> list[Path]:
-    """Returns the configurations that daemons of this user serve on this node. Daemons that this
-    process cannot see are omitted."""
+    """Returns the configurations that this user's daemons on this node serve. Daemons that this
+    process cannot see are left out."""
     sessions = user_directory()
     try:
         if why_not_private(sessions):
@@ -339,7 +339,7 @@ class SessionDir:
         # file consists of records of struct monarch_change. The first record is unused.
         self.changes = path / "changes"
         self.lock = path / "lock"
-        # This file exists from the proper end of a daemon until the start of the next daemon. While
+        # After a daemon has ended properly, this file exists until the next daemon starts. While
         # the file exists, processes with the library do not warn that no daemon serves the session.
         self.stopped = path / "stopped"
         # `starts` contains the times at which the preload library has started a daemon. The process
@@ -370,8 +370,8 @@ class SessionDir:
 
     def forget_starts(self) -> None:
         """Forgets the times at which the library has started daemons. Call this when a daemon ends
-        properly. The library limits the number of its starts in ten minutes, because something may
-        kill every daemon soon after its start. This call resets that limit."""
+        properly. The library starts only a few daemons in ten minutes, in case something kills each
+        daemon soon after its start. After this call, the library counts from 0 again."""
         with suppress(OSError):
             os.truncate(self.starts, 0)
 

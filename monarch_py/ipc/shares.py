@@ -23,9 +23,10 @@ TURN_LIMIT_S, POLL_S = 60.0, 0.02
 class Shares:
     """Two files of a session (`users` and `turn`), and the locks on these files.
 
-    `users` : each run holds a shared lock on this file. The first line of the file names the daemon
-    that the last run must end. This line is empty if the runs leave the daemon running. The other
-    lines name the runs, and the commands that the runs have started.
+    `users` : each run (a process of `monarch run`) holds a shared lock on this file. The first line
+        of the file names the daemon that the last run must end. This line is empty if the runs
+        leave the daemon running. The other lines name the runs, and the commands that the runs have
+        started.
     `turn` : a process locks this file while it starts or ends a daemon
 
     If a run is killed, the kernel releases the run's locks on both files. The constructor raises
@@ -80,7 +81,7 @@ class Shares:
         fcntl.flock(self._users, fcntl.LOCK_UN)
 
     def is_unused(self) -> bool:
-        """Returns whether no other run uses the daemon (`join`). If the result is True, `users` is
+        """Returns whether no other run uses the daemon. If the result is True, `users` is now
         locked exclusively, so that no run can join until the caller calls `leave`. The caller must
         hold the lock on `turn` from this call until `leave`."""
         return _try(self._users)
@@ -102,8 +103,8 @@ class Shares:
 
     def note_command(self, command: Identity) -> None:
         """Records this run, or the command that this run has started. If the disk is full, the
-        record is lost. Without the record, the daemon finds only those processes of the run that
-        have a segment of the session mapped."""
+        record is lost. The daemon then finds only the processes that have mapped a segment of the
+        session."""
         with suppress(OSError):
             os.pwrite(self._users, f"\n{command}".encode(), os.fstat(self._users).st_size)
 

@@ -1,14 +1,14 @@
 """Creates a directory for short-lived files, in a block group where ext4 creates files quickly.
 
 ext4 puts the inode of a new file into the block group of the file's directory. For up to six
-minutes, ext4 does not reuse the inode of a removed file. Whenever ext4 creates a file, it skips all
-such inodes of the group. If the last session has just removed its copies from the same group,
-creating a copy takes up to a millisecond of CPU time. In another group, creating a copy takes 0.03
-ms.
+minutes, ext4 does not reuse the inode of a removed file. Whenever ext4 creates a file, it must skip
+all these unusable inodes of the group. If the last session has just removed its copies from the
+same group, creating a copy takes up to a millisecond of CPU time. In another group, creating a copy
+takes 0.03 ms.
 
 If a directory has the flag FS_TOPDIR_FL, ext4 spreads the directory's subdirectories over the disk.
 A hash of the subdirectory's name selects a flexible block group, which has about 2 GiB by default.
-A smaller disk has only one such group, so nothing is gained there.
+A disk that is smaller than that has only one such group, so nothing is gained there.
 """
 
 import fcntl

@@ -1,7 +1,7 @@
 """Makes the copies of a persistent tier durable: syncs the tier, then commits rows to the manifest.
 
-One thread per tier owns the manifest, a database with one row per copy, and commits rows in
-batches. The daemon's loop only passes rows to this thread.
+The manifest is a database with one row per copy. For each tier, one thread commits rows to the
+manifest, in batches. The daemon's loop only passes rows to this thread.
 """
 
 import logging
@@ -35,7 +35,7 @@ class Keeper:
     The constructor opens the manifest and loads its rows. It raises TierError if the manifest
     cannot be used, and RuntimeError if no thread can be started.
 
-    rows : (copies,) of manifest.ROW; empty after `take_rows`
+    rows : the manifest's rows, an array of dtype manifest.ROW; empty after `take_rows`
     must_check : whether copies must be checked before they are served (the result of
         `Manifest.begin_use`)
     broken : whether a commit has failed, so that the manifest lacks the rows of some copies
@@ -178,8 +178,8 @@ class Keeper:
                 time.sleep(BATCH_S)
 
     def _commit_next(self) -> bool:
-        """Waits for rows and commits them. After `end` was called, commits without waiting. Returns
-        False if there are no rows to commit; the thread can then end."""
+        """Waits for rows and commits them. After `end` was called, does not wait. Returns False if
+        there are no rows left, so that the thread can end."""
         with self._lock:
             while not (self._add or self._remove or self._ending):
                 self._lock.wait()
@@ -199,14 +199,14 @@ class Keeper:
         return True
 
     def _fail(self, why: str) -> None:
-        """Notes that rows were not committed. This session serves the copies without rows
-        nevertheless, but the next session removes these copies."""
+        """Records that some rows could not be committed. This session still serves the copies that
+        lack a row, but the next session removes them."""
         if not self.broken:
             self.tier.note_unrecorded(why)
         self.broken = True
 
     def _end_thread(self) -> None:
-        """Ends the thread. Returns when the thread has committed the waiting rows."""
+        """Ends the thread, after it has committed the waiting rows."""
         with self._lock:
             self._ending = True
             self._lock.notify()

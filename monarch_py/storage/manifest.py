@@ -1,8 +1,8 @@
 """The manifest of a persistent tier: an SQLite table of its complete copies, on the tier itself.
 
-A row is written only after the tier was synced, so a copy that has a row is on the disk. A copy may
-be damaged nevertheless if the last daemon was killed or the machine was rebooted. Each copy is then
-checked before it is served.
+A row is written only after the tier was synced, so a copy that has a row is on the disk.
+Nevertheless, a copy may be damaged if the last daemon was killed or the machine was rebooted. In
+this case, each copy is checked before it is served.
 """
 
 import os
@@ -91,10 +91,10 @@ class Row:
         return *first, *map(signed, numbers), *last
 
 
-# SQLite's messages for errors that do not mean a damaged manifest: another process uses the
-# manifest, memory is short, or the disk is at fault. Every other error concerns the file's content.
-# The messages are compared, because Python before version 3.11 does not provide SQLite's error
-# codes.
+# SQLite's messages for errors after which the manifest may still be intact: another process uses
+# the manifest, memory is short, or the disk has failed. Every other error is taken as a sign that
+# the file's content is damaged. Python before version 3.11 does not provide SQLite's error codes,
+# so the messages are compared.
 NOT_THE_FILE = (
     "access permission denied",
     "attempt to write a readonly database",
@@ -111,7 +111,7 @@ HINT = (
 
 
 class DamagedManifestError(TierError):
-    """The file with the manifest's name is not a usable manifest, and trying again cannot help.
+    """The manifest's file cannot be used as a manifest, and trying again cannot help.
 
     why : what is wrong with the file, without its path
     """
@@ -207,25 +207,25 @@ class Manifest:
             raise DamagedManifestError(self.path, " ".join(found.split()))
 
     def begin_use(self) -> bool:
-        """Notes that a daemon uses the manifest from now on. Returns whether the copies must be
-        checked before they are served. This is the case if the last daemon did not end cleanly, or
-        if the machine was rebooted after that daemon had started."""
+        """Records that a daemon uses the manifest from now on. Returns whether the copies must be
+        checked before they are served. They must be checked if the last daemon did not end cleanly,
+        or if the machine was rebooted after that daemon had started."""
         must_check = self._meta("clean") != "1" or self._meta("boot") != boot_id()
         self._set_meta("boot", boot_id())
         self._set_meta("clean", "0")
         return must_check
 
     def end_use(self) -> None:
-        """Notes that the daemon has ended cleanly. The tier must have been synced before."""
+        """Records that the daemon has ended cleanly. The tier must have been synced before."""
         self._set_meta("clean", "1")
 
     def keep_unchecked(self) -> None:
-        """Notes that some copies were not checked, so that `begin_use` makes the next daemon check
-        all copies."""
+        """Records that some copies were not checked, so that the next daemon must check all copies
+        (`begin_use`)."""
         self._set_meta("boot", "")
 
     def load(self) -> Array:
-        """Returns all rows, as (copies,) of dtype ROW."""
+        """Returns all rows, as an array of dtype ROW."""
         query = "SELECT path_hash, copy, size, ino, mtime_ns, ctime_ns, sum, source FROM copies"
         with damage_told(self.path):
             # Use a generator. If a list of a million tuples were freed, Python would not return its

@@ -19,9 +19,9 @@ NO_LIMIT = 1 << 60
 
 # A call of `available_bytes` takes a millisecond, but the daemon places small files in up to a
 # thousand portions a second. So `MemoryRoom` reuses the result of a call until copies have taken
-# LOOK_BYTES, or until the result has a certain age. This age is the available memory divided by
-# GROWTH [bytes/s], but at least LOOK_S and at most MOST_LOOK_S [s]. Programs take memory more
-# slowly than GROWTH, because processors cannot touch new pages that fast.
+# LOOK_BYTES, or until a certain time has passed. This time is the available memory divided by
+# GROWTH [bytes/s], but at least LOOK_S and at most MOST_LOOK_S [s]. Programs cannot use up the
+# available memory sooner, because processors touch new pages more slowly than GROWTH.
 LOOK_S, MOST_LOOK_S, LOOK_BYTES, GROWTH = 0.05, 0.5, 64 << 20, 32 << 30
 
 
@@ -57,9 +57,9 @@ def _stat(text: bytes, key: str) -> int:
 
 @lru_cache(maxsize=1)
 def _groups(cgroups: bytes, mount_lines: bytes) -> list[tuple[str, bool]]:
-    """Returns a pair (directory, v2) for this process's memory cgroup, and for each ancestor of
-    this cgroup: the cgroup's directory, and whether the directory belongs to cgroup v2. The result
-    is cached until the cgroup or the mounts change.
+    """Returns the memory cgroup of this process and all ancestors of this cgroup. Each cgroup is a
+    pair: its directory, and whether it belongs to cgroup v2. The result is cached until the cgroup
+    or the mounts change.
 
     cgroups, mount_lines : the content of /proc/self/cgroup and of /proc/self/mounts
     """
@@ -77,8 +77,8 @@ def _groups(cgroups: bytes, mount_lines: bytes) -> list[tuple[str, bool]]:
         if version not in mounts:
             continue
         root, here = mounts[version], Path(path.lstrip("/"))
-        # In a container, this path may not exist below the mount. The root of the mount is then the
-        # cgroup of this process.
+        # In a container, the mount may show only the cgroup of this process, as its root, so that
+        # this path does not exist.
         chain = [here, *here.parents] if (root / here).is_dir() else [Path(".")]
         found += [(str(root / part), version == "v2") for part in chain]
     return found
@@ -123,7 +123,7 @@ class MemoryRoom:
     these tiers share one object, because they compete for the same free memory."""
 
     def __init__(self) -> None:
-        # `_reserved_bytes` : the room that is promised to unfinished fills.
+        # `_reserved_bytes` : the room that is reserved for unfinished fills.
         # `_bytes` : the latest result of `available_bytes`.
         # `_next_look_s` : the time from which `available_bytes` is called again [s].
         # `_filled_bytes` : the room that fills have used since the last call of `available_bytes`,

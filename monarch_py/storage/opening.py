@@ -16,7 +16,7 @@ class OpenTiers:
 
     tiers : the tiers by number; None for a tier that cannot be used. The owner of this object may
         append more tiers; `close` closes them too
-    keepers : the keeper of each persistent tier, by number
+    keepers : for each persistent tier, by its number, the object that records the tier's copies
     why : for each configured tier, why it is not used; "" for a tier in use
     memory_room : the memory that all RAM tiers share
     """
@@ -39,7 +39,7 @@ class OpenTiers:
             raise TierError("no tier can be used: " + "; ".join(self.why))
 
     def _add(self, number: int, config: TierConfig) -> None:
-        """Opens a tier, or notes why it cannot be used."""
+        """Opens a tier, or records why the tier cannot be used."""
         try:
             self.tiers.append(self._open(number, config))
             self.why.append("")
@@ -79,8 +79,8 @@ class OpenTiers:
     def close(self, *, are_used: bool) -> None:
         """Closes all tiers, and empties the tiers that are not persistent.
 
-        are_used : whether threads that cannot be ended may use the descriptors of the tiers'
-            directories later
+        are_used : whether some threads could not be ended, and may still use the descriptors of the
+            tiers' directories
         """
         for keeper in self.keepers.values():
             keeper.end()

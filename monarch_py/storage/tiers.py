@@ -43,8 +43,8 @@ CATALOG_BYTES = 1 << 30
 # the room that the tier's directories take. To determine this room takes several system calls, so
 # the value is reused for LOOK_S [s].
 LOOK_S = 0.25
-# With these errors, the tier is not broken: the process or the node just has no free descriptor at
-# the moment.
+# These errors do not mean that a tier is broken: the process or the node just has no free
+# descriptor at the moment.
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
@@ -163,10 +163,10 @@ class Tier:
         self.config = config
         self.usable, self.lost, self.unrecorded, self.gone = True, "", "", ""
         self.used_bytes = self.used_inodes = 0
-        self.reserved_bytes = 0  # the part of used_bytes promised to unfinished fills
+        self.reserved_bytes = 0  # the part of used_bytes that is reserved for unfinished fills
         self.files = 0
-        # The copies that occupy more room than their size rounded up to complete blocks. Maps the
-        # number of the copy to the excess room [bytes].
+        # Some copies occupy more room than their size, rounded up to complete blocks. This
+        # dictionary maps the number of such a copy to the excess room [bytes].
         self._excess: dict[int, int] = {}
         # The limit on the room that copies may use [bytes]. It is set only if the disk became full
         # before the quota was used up.
@@ -232,8 +232,8 @@ class Tier:
     # --- content at start -------------------------------------------------------------------
 
     def listing(self) -> Array:
-        """Lists every file in the directory that has the name of a copy. Returns an array (copies,)
-        of dtype LISTED, sorted by number. Files with other names were not made by Monarch.
+        """Lists the files in the directory whose names have the form of a copy's name. Returns an
+        array of dtype LISTED, sorted by number. Files with other names were not made by Monarch.
 
         The field `is_sound` tells whether Monarch can have made the file: it is a regular file of
         this user, with the mode of a copy and without a second hard link. Anything else must not be
@@ -288,8 +288,8 @@ class Tier:
     def first_number() -> int:
         """Returns the smallest number that a daemon may give to its first copy: the microseconds
         since 1970. Daemons make fewer than a million copies a second, so the copies of earlier
-        daemons have smaller numbers. If the clock was set back, this may be wrong. So
-        `Filler.first_copy` is also larger than the numbers of all existing copies."""
+        daemons have smaller numbers, unless the clock was set back. Because of this exception,
+        `Filler.first_copy` uses a larger number if an existing copy requires it."""
         return time.time_ns() // 1000
 
     # --- room -------------------------------------------------------------------------------
@@ -433,8 +433,8 @@ class Tier:
         self._memory.fill(-took)
 
     def note_full(self) -> None:
-        """Limits the tier to the room that its existing copies occupy. Call this if the disk is
-        full before the quota is used up."""
+        """Limits the tier to the room that its existing copies occupy. Call this if the disk has
+        become full although the quota is not used up."""
         self.cap_bytes = max(0, self.used_bytes - self.reserved_bytes)
 
     def is_on(self, device: int) -> bool:
@@ -442,8 +442,8 @@ class Tier:
 
     def is_in_place(self) -> bool:
         """Returns whether the tier's path still leads to the directory that this object has open.
-        If the file system returns an error, the result is True: no client can open a wrong file
-        through the path, because every open fails too."""
+        If the file system returns an error, the result is True: clients get an error too, so they
+        cannot open wrong files."""
         try:
             named = self.copies.lstat()
         except (FileNotFoundError, NotADirectoryError):
@@ -454,7 +454,7 @@ class Tier:
         return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
 
     def note_lost(self, what: str) -> None:
-        """Notes that copies of earlier sessions cannot be used.
+        """Records that copies of earlier sessions cannot be used.
 
         what : a text that says which copies, and why they cannot be used
         """
@@ -462,7 +462,7 @@ class Tier:
         log.warning("%s", self.lost)
 
     def note_unrecorded(self, why: str) -> None:
-        """Notes that copies could not be recorded in the manifest.
+        """Records that copies could not be written to the manifest.
 
         why : the error
         """
@@ -498,10 +498,10 @@ class Tier:
         )
 
     def close(self, *, is_used: bool = False) -> None:
-        """Closes the tier and releases its lock, so that the next daemon can hold the tier.
+        """Closes the tier and releases its lock, so that another daemon can use the tier.
 
-        is_used : whether threads that cannot be ended may use the directory's descriptor later. If
-            so, this descriptor stays open until the process ends
+        is_used : whether some threads could not be ended, and may still use the directory's
+            descriptor. This descriptor then stays open until the process ends
         """
         for fd in (self._lock,) if is_used else (self.fd, self._lock):
             # close() may return an error if the file system is broken, but releases the descriptor

@@ -1,9 +1,9 @@
 """Checks every second whether the tiers' paths still lead to the directories that the daemon has
 open.
 
-Clients open copies by path, but the daemon itself uses the directory's descriptor. So the daemon
-stops using a tier if the tier's path leads to another directory, or if another user could replace
-the directory at this path.
+The daemon uses a descriptor of the tier's directory, but clients open copies by path. If the path
+led to another directory, clients would open wrong files. So the daemon stops using a tier if this
+has happened, or if another user could replace the directory.
 """
 
 import threading
@@ -21,8 +21,8 @@ class TierWatch:
     """Checks the tiers in a thread of its own, so that a file system that hangs blocks no other
     thread.
 
-    found : a function that the thread calls for each tier that can no longer be trusted, one time
-        per tier. Its arguments are the tier's number and a sentence that gives the reason
+    found : a function that the thread calls once for each tier that can no longer be trusted. Its
+        arguments are the tier's number and a sentence that gives the reason
     """
 
     def __init__(self, tiers: Sequence[Tier | None], found: Callable[[int, str], None]) -> None:

@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-# Files that a container of each kind has in its root directory.
+# For each kind of container, a file that is in the root directory of such a container.
 MARKS = {
     "/.dockerenv": "Docker",
     "/run/.containerenv": "podman",

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-# A file system hangs if it does not answer within this time [s]. A busy file system may take a
-# second.
+# A file system counts as hanging if it does not answer within this time [s]. A busy file system may
+# take a second.
 LIMIT_S = 5.0
 
 

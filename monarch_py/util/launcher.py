@@ -8,8 +8,8 @@ from pathlib import Path
 from monarch_py.errors import ConfigError
 
 # The environment variables of each launcher: the number of processes, and the rank of this process.
-# The variables of a Slurm step come last. If mpiexec runs in a Slurm step, the processes of mpiexec
-# have the variables of that step too, but these are not the right ones.
+# The variables of a Slurm step come last. If mpiexec runs in a Slurm step, its processes also have
+# the variables of that step, which do not describe the processes of mpiexec.
 VARIABLES = (
     ("PMI_SIZE", "PMI_RANK"),  # MPICH, Intel MPI, Slurm's PMI
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),

@@ -20,8 +20,8 @@ MAX_LINKS = 40
 class Doubt:
     """A reason why another user may be able to replace the content of a directory.
 
-    is_certain : False if this process cannot see whether the reason applies: it depends, for
-        example, on the members of a group, or on who an owner without a name is
+    is_certain : False if this process cannot see whether the reason applies. For example, it may
+        depend on who the members of a group are, or on who an owner without a name is
     """
 
     is_certain: bool
@@ -111,8 +111,8 @@ def _may_be_root(uid: int) -> bool:
 
 def _writers(path: Path, st: os.stat_result) -> str:
     """Returns who, besides this user, may write to `path` because the group's write bit is set; ""
-    if nobody may. Normally, the bit is the permission of the group. If `path` has an access control
-    list, the bit is a part of the list's mask instead.
+    if nobody may. Normally, this bit is the permission of the group. If `path` has an access
+    control list, the bit only limits the permissions in that list.
     """
     try:
         os.getxattr(path, "system.posix_acl_access", follow_symlinks=False)

@@ -27,8 +27,8 @@ def boot_id() -> str:
 
 
 def end(process: "subprocess.Popen[Any]", limit_s: float) -> None:
-    """Ends a child process with SIGTERM, or with SIGKILL if the process has not ended after
-    `limit_s`. Returns when the process has ended."""
+    """Ends a child process with SIGTERM, and waits until it has ended. If it has not ended after
+    `limit_s`, ends it with SIGKILL."""
     process.terminate()
     try:
         process.wait(limit_s)
@@ -38,8 +38,7 @@ def end(process: "subprocess.Popen[Any]", limit_s: float) -> None:
 
 
 def own_processes() -> Iterator[Path]:
-    """Yields the /proc directories of this user's processes, without the directory of this
-    process."""
+    """Yields the /proc directories of this user's processes, except this process."""
     me, uid = os.getpid(), os.geteuid()
     for process in PROC.iterdir():
         if process.name.isdigit() and int(process.name) != me:
@@ -51,8 +50,8 @@ def own_processes() -> Iterator[Path]:
 
 
 def mapping(beginning: str) -> Iterator[Path]:
-    """Yields those of `own_processes` that have mapped a file whose path starts with `beginning`.
-    (A process is also yielded if `beginning` occurs elsewhere in such a path.)"""
+    """Yields this user's other processes that have mapped a file whose path starts with
+    `beginning`. (A process is also yielded if `beginning` occurs elsewhere in the path.)"""
     for process in own_processes():
         with suppress(OSError):  # the process has ended, or this process may not examine it
             if os.fsencode(beginning) in (process / "maps").read_bytes():
@@ -113,9 +112,9 @@ class Identity:
                 os.kill(self.pid, number)
 
     def wait(self, limit_s: float) -> bool:
-        """Waits until the process has ended. Returns False if it has not ended within limit_s [s].
-        If it has, waits a short time (REAP_LIMIT_S) until its parent has reaped it, and returns
-        True."""
+        """Waits until the process has ended. Returns False if the process has not ended within
+        limit_s [s]. Otherwise returns True, after waiting a short time (REAP_LIMIT_S) until the
+        parent has reaped the process."""
         limit = time.monotonic() + limit_s
         while not self.has_ended:
             if time.monotonic() >= limit:

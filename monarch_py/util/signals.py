@@ -13,8 +13,8 @@ Handler = Callable[[int, FrameType | None], object]
 
 
 def handle(numbers: Iterable[signal.Signals], handler: Handler | signal.Handlers) -> None:
-    """Installs a handler for those of these signals that are not ignored. A signal may interrupt
-    the handler and call it again, so the handler must not take a lock."""
+    """Installs a handler for these signals, except for signals that are ignored. A signal may
+    interrupt the handler and call it again, so the handler must not take a lock."""
     for number in numbers:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, handler)

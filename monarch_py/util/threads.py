@@ -5,13 +5,13 @@ import threading
 
 log = logging.getLogger("monarch.threads")
 
-# The latest error of each thread that has failed, by the thread's name.
+# For each thread that has failed, by the thread's name: its latest error.
 _failures: dict[str, str] = {}
 
 
 def note_failure(error: BaseException) -> None:
-    """Notes that this thread has failed. If the thread fails again with the same error, the error
-    is not logged again."""
+    """Records that this thread has failed, and logs the error. If the thread fails again with the
+    same error, the error is not logged again."""
     name, told = threading.current_thread().name, described(error)
     if _failures.get(name) != told:
         _failures[name] = told
@@ -29,7 +29,7 @@ def failures() -> list[str]:
 
 
 def note_all_failures() -> None:
-    """Makes this process note, from now on, exceptions that end its threads."""
+    """From now on, records every exception that ends a thread of this process."""
 
     def note(ended: threading.ExceptHookArgs) -> None:
         if ended.exc_value is not None and ended.exc_type is not SystemExit:

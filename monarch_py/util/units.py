@@ -38,8 +38,8 @@ def parse_size(size: str) -> int:
 
 def parse_amount(amount: str) -> float:
     """Returns the number of bytes that `amount` means, as the nearest float. The amount is an
-    average, so fractions of a byte are kept (``0.76KiB`` is 778.24). The function accepts the same
-    texts as `parse_size`, and also fractions of a byte."""
+    average, so fractions of a byte are kept (``0.76KiB`` is 778.24). Otherwise, the function
+    accepts the same texts as `parse_size`."""
     return float(_parsed(amount, amount, "size")[0])
 
 
