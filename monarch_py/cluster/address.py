@@ -17,10 +17,10 @@ def is_loopback(address: str) -> bool:
 def serving_address(config: Config) -> str:
     """Returns the address at which the other nodes reach this node.
 
-    If the configuration contains `peers.address`, returns this address. If it contains
-    `peers.interface`, returns the first address of this interface. Otherwise tries the addresses to
-    which the host's name resolves, and then the addresses of all interfaces. Returns the first of
-    them that is not a loopback address, or 127.0.0.1 if there is none.
+    If the configuration contains `peers.address`, returns this address. If the configuration
+    contains `peers.interface`, returns the first address of this interface. Otherwise returns the
+    first address of this node's interfaces that is not a loopback address. Addresses to which the
+    host's name resolves are tried first. Returns 127.0.0.1 if all addresses are loopback addresses.
 
     Raises ConfigError if the configuration names an interface that has no address.
     """

@@ -14,8 +14,8 @@ from monarch_py.errors import MonarchError
 
 T = TypeVar("T")
 
-# The largest number of nodes whose names are written into one sentence. Of further nodes, only the
-# number is written.
+# A message lists the names of at most this many nodes. If there are more nodes, the message says
+# how many more.
 MOST_NAMES = 4
 
 

@@ -12,9 +12,9 @@ from monarch_py.util.launcher import Launch
 # Time limit for MPI_Init [s]. It is long enough for ranks that load Python's modules from a slow
 # file system, and so call MPI_Init late.
 JOIN_LIMIT_S = 120.0
-# Each rank waits APART_S [s] longer than the rank with the next lower number. So one rank prints
-# the message first, and the launcher ends the other ranks before they print the message too. From
-# rank APART_RANKS on, all ranks wait equally long.
+# Each rank waits APART_S [s] longer than the rank with the next lower number. So one rank reaches
+# its time limit first, and prints a message. The launcher then ends the other ranks before they
+# print the same message. From rank APART_RANKS on, all ranks wait equally long.
 APART_S, APART_RANKS = 1.0, 10
 
 
@@ -24,7 +24,7 @@ def bounded_join(launch: Launch) -> Iterator[None]:
     ranks.
 
     A child process watches the time: MPI_Init holds Python's global lock, so no thread or signal
-    handler of Python could run during the call. The child ends when the `with` block or this
+    handler of Python could run during MPI_Init. The child ends when the `with` block or this
     process ends.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
@@ -59,9 +59,9 @@ def _watch(reading: int, launch: Launch) -> NoReturn:
 
 
 def end_with_the_others() -> None:
-    """Ends this process by a signal if MPICH's launcher has started the process. If a rank called
-    exit() before MPI_Init, MPICH's launcher would not notice this, and the other ranks would wait
-    for the rank."""
+    """Ends this process by a signal if MPICH's launcher has started the process. If a rank only
+    called exit() before MPI_Init, this launcher would not notice the exit, and the other ranks
+    would wait for the rank."""
     if "PMI_FD" in os.environ:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)

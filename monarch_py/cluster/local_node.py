@@ -24,7 +24,8 @@ from monarch_py.peers.server import listen
 from monarch_py.scan.record import Listed, read_record, record_sources
 
 # TURN_LIMIT_S : how long a command waits for the lock `turn` [s]. Another command that starts a
-#     daemon holds this lock until the daemon runs. It may list the sources for minutes before that.
+#     daemon holds this lock until the daemon runs. If the sources must be listed first, this may
+#     take minutes.
 # TURN_PAUSE_S : the pause between two attempts to acquire the lock [s].
 TURN_LIMIT_S, TURN_PAUSE_S = 300.0, 0.1
 # The number of attempts to reach the other nodes. There are two attempts, because a busy daemon may
@@ -120,9 +121,9 @@ class LocalNode:
         return [_inode(source.real_path) for source in self._config.sources]
 
     def come_back(self, cluster: Cluster, roots: Sequence[int | None], name: str) -> list[str]:
-        """Starts the daemon at the address at which the running daemons of the other nodes expect
-        it. The daemon lists the sources itself. Returns the problems that the daemon reports, one
-        sentence each.
+        """Starts this node's daemon again, at the address that the running daemons have for it. The
+        daemon lists the sources itself. Returns the problems that the daemon reports, one sentence
+        each.
 
         name : the name of a node with a running daemon
         roots : the inode numbers of the sources' directories on that node
@@ -184,13 +185,14 @@ def _listen_again(host: str, port: int, session: SessionDir) -> socket.socket:
 
 
 def _check_record(config: Config, record: list[Listed], name: str) -> None:
-    """Checks by inode numbers that each source is the same directory on this node as on the node
-    `name`, whose scan of the sources `record` contains. Raises SessionError if a source differs."""
+    """Checks that each source is the same directory on this node as on the node `name`, which has
+    made `record`. Compares the inode numbers on this node with those in `record`. Raises
+    SessionError if a source differs."""
     for source, listed in zip(config.sources, record, strict=True):
         samples = [(source.real_path / os.fsdecode(path), ino) for path, ino in listed.samples]
         is_same = _inode(source.real_path) == listed.root_ino
-        # `samples` contains a few files of the source. It is enough if one of them has the recorded
-        # inode number on this node, because the others may have been replaced meanwhile.
+        # `samples` contains a few files of the source. One file with the recorded inode number is
+        # enough, because other files may have been replaced since the scan.
         if not is_same or (samples and all(_inode(file) != ino for file, ino in samples)):
             raise _other_source(source.path, name)
 

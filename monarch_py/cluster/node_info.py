@@ -20,8 +20,8 @@ from monarch_py.peers.server import listen
 from monarch_py.util.processes import boot_id
 
 THOSE_THAT_RUN = "the nodes with running daemons"
-# Hints for the user, for settings that may differ between nodes even if the configuration files are
-# equal. The key of this dict is the part of the setting's key before the first "[".
+# Hints for settings that may differ between nodes even if the configuration files are equal. A key
+# of this dict is a setting's name up to the first "[": "plan" stands for "plan[0]".
 _MENDS = {"Monarch": "install the same version there", "plan": "give all nodes the same plan"}
 
 
@@ -61,7 +61,7 @@ def make_info(config: Config, name: str) -> tuple[NodeInfo, socket.socket | None
         listener = listen(serving_address(config), config.peers.port)
     info = NodeInfo(
         name=name,
-        # The boot's identity distinguishes two machines with the same name.
+        # The boot ID distinguishes two machines with the same name.
         place=(socket.gethostname(), boot_id(), str(session.path), str(os.stat(shm_root()).st_dev)),
         file=str(config.file),
         address=None if listener is None else listener.getsockname()[:2],
@@ -95,8 +95,8 @@ def _agreed(config: Config) -> dict[str, str]:
         agreed[f"{key}.min_size"] = f"{source.min_size_bytes} bytes"
         most = source.max_size_bytes
         agreed[f"{key}.max_size"] = "none" if most is None else f"{most} bytes"
-    # Plans decide which node owns a file. If one node had a different plan, some files would have
-    # no owner, and other files would have two.
+    # Plans decide which node owns a file, that is, reads the file from the source for all nodes. If
+    # one node had a different plan, some files would have no owner, and some would have two.
     for i, plan in enumerate(config.plans):
         agreed[f"plan[{i}]"] = f"one with the SHA-256 {_digest(plan)}"
     return agreed
@@ -122,8 +122,8 @@ def check_infos(infos: Sequence[NodeInfo]) -> None:
 
 
 def check_members(infos: Sequence[NodeInfo], cluster: Cluster) -> None:
-    """Checks that the ranks are on the same nodes as when the cluster was started. Also checks that
-    the settings and quotas of nodes without a running daemon have not changed since that time. If a
+    """Checks that the ranks are on the same nodes as when the cluster was started. Also checks each
+    node without a running daemon: its settings and quotas must be the same as at that time. If a
     check fails, raises SessionError, with the same words on every rank.
 
     infos : the nodes of this command's ranks;  cluster : the cluster of the running daemons

@@ -144,8 +144,8 @@ def _start(ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo]) -> list[lis
     """Starts the daemons of all nodes. Returns the problems that each node's daemon reports."""
     together(ranks, here.scan if ranks.rank == 0 else lambda: None)
     ranks.meet()
-    # The nodes' clocks may differ, but `meet` returns on all nodes at almost the same moment. So
-    # `now` is this moment, on the clock of each node.
+    # `meet` returns on all nodes at almost the same moment. So `now` is the same moment on all
+    # nodes, measured with each node's own clock. (The nodes' clocks may differ.)
     now = time.monotonic()
     record, age, secret = ranks.broadcast((here.record, now - here.began, new_secret()))
     cluster = Cluster(ranks.rank, _members(infos), secret, infos[0].agreed)

@@ -11,9 +11,9 @@ from monarch_py.util.launcher import Launch
 
 T = TypeVar("T")
 
-# The shortest and the longest pause [s] between two polls in `meet`. A rank that waits in a
-# blocking MPI call uses a processor completely, and rank 0 may scan for minutes. So the ranks poll
-# until all ranks have called `meet`, and only then make a blocking call.
+# The shortest and the longest pause [s] between two polls in `meet`. The ranks poll, because a
+# blocking MPI call would keep a processor busy all the time, and rank 0 may scan for minutes. Each
+# rank makes a blocking call only after all ranks have called `meet`.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0002, 0.02
 HINT = "start each node's daemon separately with --alone"
 
@@ -82,8 +82,9 @@ def _load(launch: Launch) -> Any:
     try:
         import mpi4py
 
-        # This class calls MPI_Init and MPI_Finalize itself, so that MPI starts only where it is
-        # needed, and ends before the process ends.
+        # The class `Ranks` calls MPI_Init and MPI_Finalize itself, so that MPI starts only where it
+        # is needed, and ends before the process ends. By default, mpi4py would call MPI_Init when
+        # it is imported.
         mpi4py.rc(initialize=False, finalize=False)
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

@@ -45,8 +45,8 @@ Action = Callable[[Request], Any]
 
 
 class Control:
-    """Executes commands, which this user or root sends, until the daemon ends. If the socket's file
-    is unlinked, the daemon ends, because no further command could reach it.
+    """Executes the commands that the daemon's user or root sends, until the daemon ends. If the
+    socket's file is unlinked, the daemon ends, because no further command could reach it.
 
     Raises OSError if the socket cannot be made.
     """
@@ -125,7 +125,7 @@ class Control:
 
     def _take_in(self, connection: socket.socket) -> None:
         """Executes a command in a separate thread, so that a slow command (`look`, `all`) delays no
-        other command. If no thread can be started, the calling thread executes it."""
+        other command. If no thread can be started, the calling thread executes the command."""
         self._attended.add(connection)
         try:
             threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
@@ -192,8 +192,8 @@ class Control:
         return {}
 
     def _let_go(self, _: Request) -> Request:
-        """Makes the daemon end when no process uses it any more. A daemon that `monarch run` has
-        started ends in this case anyway, so the command has no effect on it."""
+        """Makes the daemon end when no process uses it any more. The command has no effect on a
+        daemon that `monarch run` has started, because such a daemon ends in this case anyway."""
         let_go(self._session, self._daemon.stop_now)
         return {}
 
@@ -228,16 +228,16 @@ class Control:
         return {"added": self._daemon.add_source(source)}
 
     def _cluster(self, _: Request) -> Any:
-        """Returns the cluster, including its secret. Only this user and root can send commands, and
-        both could read the secret in the daemon's memory anyway."""
+        """Returns the cluster, including its secret. Only the daemon's user and root can send
+        commands, and both could read the secret in the daemon's memory anyway."""
         if self._daemon.cluster is None:
             raise SessionError("the daemon of this configuration serves this node alone")
         return msgspec.to_builtins(self._daemon.cluster)
 
     def _scan(self, request: Request) -> Request:
-        """Requests the listing of directories with everything below them. The request contains each
-        directory as (number of the source, path). Returns whether the scan has completed all
-        listings that were requested so far."""
+        """Makes the scan list some directories, with everything below them. Each directory is given
+        as (number of the source, path). Returns whether all listings that were requested so far are
+        complete."""
         scanner = self._daemon.scanner
         for number, path in request["directories"]:
             scanner.ask_for(int(number), str(path), is_deep=True, is_read=False)
@@ -292,8 +292,8 @@ class Control:
 
     def _compare(self, request: Request) -> Request:
         """Compares the requested files and directories with the source, in the order of the
-        request, for at most a second. Drops the copies of files that have changed. Returns the
-        number of entries that were compared, and the files and directories that have changed."""
+        request, for at most a second. Drops the copies of files that have changed. Returns how many
+        entries were compared, and which files and directories have changed."""
         outdated = self._daemon.filler.outdated
         with self._daemon.deciding():
             catalog = self._daemon.shared.catalog.reader()

@@ -27,8 +27,8 @@ COUNTED = (
 MOST_POINTS = 600
 # The interval between points when the daemon starts [s].
 FIRST_INTERVAL_S = 0.1
-# If a thread opens a file within this time [s] after its previous open, it is counted as a reader
-# for all the time between the two opens.
+# If a thread opens a file within this time [s] after its previous open, the thread counts as a
+# reader all the time between the two opens.
 LONGEST_READ_S = 30.0
 
 Point = tuple[Any, ...]
@@ -57,10 +57,10 @@ class History:
 
     A point is (seconds since the start, the counters of COUNTED, epoch, readers, memory). `readers`
     is the number of program threads that were reading. A thread is counted if it has opened a file
-    since the previous point. A thread that reads one file for a long time opens no file between two
-    points. `_fill_gaps` adds such a thread to earlier points when the thread opens its next file.
-    `memory` is the least amount of memory that was available to a RAM tier since the previous point
-    [bytes].
+    since the previous point. A thread that reads one file for a long time may open no file between
+    two points. When such a thread opens its next file, `_fill_gaps` adds it to the readers of the
+    earlier points. `memory` is the least amount of memory that was available to a RAM tier since
+    the previous point [bytes].
     """
 
     def __init__(self) -> None:

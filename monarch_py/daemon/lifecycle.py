@@ -53,8 +53,8 @@ KEPT_LOG = 1 << 20
 
 @contextlib.contextmanager
 def _session_lock(session: SessionDir, config_file: Path) -> Iterator[None]:
-    """Holds the session's lock, which ensures that a session has at most one daemon at a time.
-    Raises SessionError if another daemon holds it."""
+    """Holds the session's lock, so that the session has at most one daemon at a time. Raises
+    SessionError if another daemon holds the lock."""
     session.make()
     try:
         fd = hold(session.lock, config_file)
@@ -75,8 +75,8 @@ def _session_lock(session: SessionDir, config_file: Path) -> Iterator[None]:
 
 
 def _begin_log(session: SessionDir) -> None:
-    """Starts an empty log. The end of the previous daemon's log is kept, because it may show why
-    the daemon died."""
+    """Starts an empty log. Keeps the end of the previous daemon's log, because it may show why that
+    daemon has died."""
     if not session.log.exists():
         return
     with contextlib.suppress(OSError):
@@ -108,10 +108,10 @@ def _told_in_a_sentence() -> Iterator[None]:
 def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = "") -> None:
     """Runs a daemon in this process until SIGTERM, SIGINT, SIGHUP or `monarch stop`.
 
-    kind : which thread ends the daemon when it is unused (see `orphan`). SHARED: an `OrphanWatch`,
-        some time after the last `monarch run` that uses the daemon has ended. AUTOSTARTED: an
-        `IdleWatch`, when no process has used the daemon for `idle_exit`. "": no thread, until the
-        command `let_go` starts one
+    kind : how an unused daemon ends (see `orphan`). SHARED: an `OrphanWatch` ends the daemon some
+        time after the last `monarch run` that uses it has ended. AUTOSTARTED: an `IdleWatch` ends
+        the daemon when no process has used it for `idle_exit`. "": the daemon continues to run,
+        unless the command `let_go` starts an `OrphanWatch`
 
     Raises ConfigError, SessionError or TierError if the configuration, the session or the tiers
     cannot be used.
@@ -142,8 +142,8 @@ def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = 
             watch: OrphanWatch | IdleWatch | None = None
             if kind == SHARED:
                 watch = OrphanWatch(session)
-            # How long the scan waits for a program's first open [s]. The wait is short if the
-            # library has started the daemon, because a program has then opened its first file
+            # How long the scan waits for a program's first open [s]. The wait is short if a program
+            # has started the daemon (AUTOSTARTED), because that program has opened its first file
             # already.
             awaits_s = {SHARED: AWAIT_S, AUTOSTARTED: IDLE_S}.get(kind, 0.0)
             daemon = _daemon(config, session, startup, awaits_s=awaits_s)
@@ -195,7 +195,8 @@ def end_process(status: int = 0) -> NoReturn:
 def _raise_limits() -> None:
     """Raises the soft limits on the address space and on file descriptors. The usual limit on
     descriptors is low for the sake of programs that use select(). It is too low for a daemon, which
-    has connections to each peer. If it cannot be raised, the daemon has fewer connections."""
+    has connections to each peer. If the limit cannot be raised, the daemon has fewer
+    connections."""
     with contextlib.suppress(OSError, ValueError):
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
@@ -263,8 +264,8 @@ def main() -> None:
 
 def _say_last(line: str) -> None:
     """Writes a line to standard error, which is the log. If the log's file was removed together
-    with the session, also writes the line to syslog and to a new log file. Users look there to find
-    out why the daemon has ended."""
+    with the session, also writes the line to syslog and to a new log file, where users look for the
+    reason of the daemon's end."""
     # The write fails if shared memory, which holds the log, is full.
     with contextlib.suppress(OSError):
         sys.stderr.write(line)

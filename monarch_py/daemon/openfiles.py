@@ -31,8 +31,8 @@ _FDINFO_BYTES = 4096
 def _regular_files(
     process: Path, is_meant: Callable[[str], bool] = lambda _: True
 ) -> Iterator[tuple[int, Any]]:
-    """Yields a process's descriptors of regular files, each with its file: a struct
-    monarch_open_file, which is valid until the next one is yielded.
+    """Yields (descriptor, file) for each regular file that a process has open. `file` is a struct
+    monarch_open_file, which is valid only until the next pair is yielded.
 
     is_meant : a function that takes the path /proc/PID/fdinfo/FD of a descriptor, and returns
         whether the descriptor is to be examined

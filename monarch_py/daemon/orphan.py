@@ -150,9 +150,9 @@ def let_go(session: SessionDir, stop: Callable[[], None]) -> None:
 
 
 class IdleWatch(_Watch):
-    """Ends an unused daemon that no command would end. If a program begins and ends between two
-    checks, the number of opened files shows that the daemon was used. A daemon is also in use while
-    it makes copies (for `monarch warm`, or for a plan).
+    """Ends an unused daemon that no command would end. The daemon counts as used if programs have
+    opened any files since the last check, because a program may begin and end between two checks.
+    It also counts as used while it makes copies (for `monarch warm`, or for a plan).
 
     idle_s : the daemon ends after it has been unused for this long [s]
     """

@@ -25,9 +25,9 @@ QUIET_TURNS = 8
 # files that readers wait for, because a waiting reader wakes the engine, but not the loop. It
 # counts and records the copies that the engine has published.
 BUSY_TURN_MS = 50
-# A small file in use is usually read and handed over by its program, and the engine fills it
-# without the loop. So up to FEW files in use that are being filled do not make the loop sleep for a
-# shorter time. If nothing else is left to do, it sleeps as if no file was being filled.
+# A program usually reads a small file itself and hands over its descriptor. The engine then makes
+# the copy from the descriptor, without the loop. So fills of up to FEW files in use do not shorten
+# the loop's sleep.
 FEW = 16
 # How long the loop sleeps [ms] while programs open files of a plan, or while the scan must soon
 # find more files that can be filled in advance. The time is short, so that the loop soon notices
@@ -42,16 +42,16 @@ FIRST_OPEN_MS = 5
 # MOST_REST_S : the usual maximum of the rest [s]. It is so short that readers do not consider the
 #     daemon dead.
 # SHORT_REST_S : the maximum if work is left, or if programs follow a plan [s].
-# NAMES_REST : used while almost all files that the scan has found are filled, so that fills in
-#     advance must wait for the scan. Let t be the time until all files found so far are filled. The
+# NAMES_REST : used while fills in advance must wait for the scan, because almost all files that the
+#     scan has found are filled. Let t be the time until all files found so far are filled. The
 #     maximum is then t, but at least SHORT_REST_S and at most MOST_REST_S. The minimum is
 #     NAMES_REST * t or LONG_REST_S, whichever is less. Without a minimum, each batch of files from
 #     the scan would start an iteration, even while many files are left to fill.
 # REST_BACK, LONG_REST_S : these replace REST and MOST_REST_S [s] if an iteration costs programs
-#     more time than it saves. There are three such cases: the engine runs fewer background fills
-#     (`Engine.stands_back`); programs hardly wait for the sources; or during the rest so far,
-#     programs have opened only copies, and no file was filled. The last two cases apply only if no
-#     work is left and no plan is followed.
+#     more time than it saves. There are three such cases. First, the engine runs fewer background
+#     fills (`Engine.stands_back`). Second, programs hardly wait for the sources. Third, programs
+#     have opened only copies during the rest so far, and no file was filled. The last two cases
+#     apply only if no work is left and no plan is followed.
 # NAP_S : the first part of the rest, which is never cut short [s]. The remaining part ends as soon
 #     as the engine has work that only the loop can do, for example a fill that a reader waits for.
 REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
@@ -90,9 +90,8 @@ def rest_after(took_s: float, names_last_s: float, *, is_short: bool) -> float:
 def may_rest_on(
     rest_s: float, names_last_s: float, orders: int, filled: int, *, is_more: bool
 ) -> bool:
-    """Returns whether the loop may rest once more for the same time. It must not do so if the
-    engine would run out of orders during that time, or if all files that the scan has found would
-    be filled.
+    """Returns whether the loop may rest once more for the same time. Instead, the loop must run at
+    once if the engine would otherwise run out of orders, or fill all files that the scan has found.
 
     rest_s : duration of the rest that has just ended [s];  names_last_s : as in `rest_after`
     orders : the engine's number of orders when that rest began
@@ -127,7 +126,8 @@ class Pacing:
         # How soon all files that the scan has found will be filled [s]. Infinite if fills in
         # advance do not wait for the scan to find more files.
         self._names_last_s = math.inf
-        # Whether more than a few fills of files in use were left at the end of the last iteration.
+        # Whether the last iteration has left work: more than FEW fills of files in use, or any
+        # other unfinished work.
         self._has_work = True
 
     # --- the scan ----------------------------------------------------------------------------

@@ -142,7 +142,7 @@ class Shared:
     def count_source(self, number: int, fd: int) -> None:
         """Publishes a source to running clients, after `put_source` has written the source's
         description. The number of sources is increased last, so that clients see no source without
-        a description. The doorbell is rung before that, because this acts as a memory barrier.
+        a description. The call of `ring` acts as a memory barrier before the increase.
 
         fd : a descriptor of the source's root
         """
@@ -197,8 +197,8 @@ class Shared:
         with contextlib.suppress(OSError):
             os.close(self._changes_fd)
         # The file `stopped` shows clients that the daemon has ended properly. Without the file,
-        # they warn that no daemon runs. If the file contains "asked", a user has stopped the
-        # daemon, and attached clients do not start a new one.
+        # clients would warn that no daemon runs. If the file contains "asked", a user has stopped
+        # the daemon, and attached clients do not start a new one.
         with contextlib.suppress(OSError):
             stopped = open_private(self.session.stopped, os.O_WRONLY)
             if self.was_asked_to_stop:
@@ -224,15 +224,15 @@ class Shared:
             )
 
     def changed(self, ids: Ids) -> Bools:
-        """Returns for each of the files `ids` whether a client has changed it, (n,). Clients record
+        """Returns whether a client has changed each of the files `ids`, (n,). Clients record
         changed files in a Bloom filter, so the result is also True for a few unchanged files."""
         flags, given = np.zeros(len(ids), dtype=np.uint8), (self.clients, self.control)
         lib.monarch_find_changed(*given, self.catalog.c, len(ids), pointer(ids), pointer(flags))
         return flags.astype(bool)
 
     def follow_opens(self) -> None:
-        """Makes clients report the files that they open, from now on. They do not ring the doorbell
-        after such a report."""
+        """Makes clients report the files that they open, from now on. Clients do not ring the
+        doorbell after such a report."""
         self.control.follow_opens = 1
 
     def take_opened(self) -> Uints:
@@ -243,8 +243,8 @@ class Shared:
         return self._take(self.clients.opened)
 
     def take_wanted(self) -> Uints:
-        """Returns the entries of files that programs have opened since the last call and that had
-        no copy, (n,)."""
+        """Returns the entries of files that had no copy when programs opened them, (n,). Only opens
+        since the last call are considered."""
         return self._take(self.clients.wanted)
 
     def take_read(self) -> Uints:
@@ -281,8 +281,8 @@ class Shared:
         A key of the result is (source, relative path). The value is True if a program has read so
         much of the file that the file is worth a copy.
 
-        Clients write these files into slots in shared memory. A ticket identifies each use of a
-        slot.
+        Clients write the paths of these files into slots in shared memory. A ticket identifies each
+        use of a slot.
 
         stuck : the slots that clients were writing at the last call, each with its ticket; this
             call updates the dict. If a slot still has the same ticket and is still being written,

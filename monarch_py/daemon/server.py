@@ -45,7 +45,7 @@ log = logging.getLogger("monarch.daemon")
 # The time between two checks of whether files of the session were removed [s].
 LOOK_S = 0.5
 # During an iteration of the loop, the engine is not allowed to order fills on its own. If an
-# iteration takes longer than this time [s], the engine is allowed to do so for a moment between two
+# iteration takes longer than this time [s], the engine gets the permission for a moment between two
 # parts of the iteration. A shorter time would cost too much, because the free room of all tiers is
 # computed for each such moment.
 LET_S = 0.001
@@ -192,8 +192,8 @@ class Daemon:
         self._names[path] = id_of(path)
 
     def _mark_open_for_writing(self, coming: Path | None = None) -> None:
-        """Marks all files as changed that are on the sources' file systems and that a process of
-        this user has open for writing.
+        """Marks files as changed if a process of this user has them open for writing. Only files on
+        the file systems of the sources are marked.
 
         coming : a new source; if this is given, only the file system of this source is examined
         """
@@ -213,7 +213,7 @@ class Daemon:
     # --- the loop ----------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serves until `stop_soon`; then closes everything in order."""
+        """Serves clients until `stop_soon` is called. Then closes all parts of the daemon."""
         self.shared.serve()
         rung = quiet = 0
         try:
@@ -230,9 +230,9 @@ class Daemon:
 
     @contextmanager
     def deciding(self) -> Iterator[None]:
-        """Returns a context in which the calling thread alone decides what is filled, published and
-        dropped. Other threads that want to do so wait, and the engine orders no fill on its own.
-        Raises SessionError if the daemon is ending, because its parts are closed then."""
+        """Returns a context in which only the calling thread decides what is filled, published and
+        dropped. Meanwhile, other threads wait for such a context, and the engine orders no fill on
+        its own. Raises SessionError if the daemon is ending, because its parts are closed then."""
         with self._lock:
             if self.is_closed:
                 raise SessionError("the daemon is ending")
@@ -256,7 +256,8 @@ class Daemon:
         wanted = np.concatenate([self.scanner.take_hints(), *self._meet_read()])
         self.filler.checks.adopt_found()
         # `wanted` contains the entries of files that were not in the catalog when programs opened
-        # them. They are filled only if the configuration requests a fill for every opened file.
+        # them. These files are filled only if the configuration requests a fill for every opened
+        # file.
         if self.config.prefetch != "none" and not self.config.fill_after:
             self.filler.requests.want(wanted)
         self._take_opened(wanted)
@@ -299,9 +300,9 @@ class Daemon:
 
     def _let_engine_order(self) -> None:
         """Allows the engine to order fills for a moment, if the last such moment was more than
-        LET_S ago. The loop calls this method between two parts of an iteration. Otherwise the fills
-        of files that programs hand over would have to wait for the end of the iteration. An
-        iteration takes long if there are more running threads than processors."""
+        LET_S ago. The loop calls this method between two parts of an iteration. Otherwise a file
+        that a program hands over would be filled only after the iteration. An iteration takes long
+        if there are more running threads than processors."""
         if time.monotonic() - self._begun_s > LET_S:
             self.filler.end_turn()
             self._begin_turn()
@@ -311,8 +312,8 @@ class Daemon:
         self._begun_s = time.monotonic()
 
     def _meet_read(self) -> Iterator[Ids]:
-        """Adds files to the catalog that programs have handed over and that were not in the
-        catalog. Yields the files' entries, one array for each source."""
+        """Adds new files to the catalog: files that programs have handed over before the catalog
+        contained them. Yields the files' entries, one array for each source."""
         for source in self.scanner.sources if self.shared.control.handed_bytes else ():
             renames = int(self.shared.clients.renames)
             entries, pool = self.filler.engine.unmet(source.number, renames)
@@ -369,8 +370,8 @@ class Daemon:
         """Ends the loop after the current iteration. A signal handler may call this method.
 
         The doorbell is not rung, because a signal interrupts the loop's sleep anyway. No lock is
-        acquired (as an Event would do), because a second signal may arrive while the first one is
-        handled.
+        acquired, because a second signal may arrive while the first one is handled. (An Event would
+        acquire a lock.)
         """
         self._is_stopping = True
 
@@ -419,8 +420,8 @@ class Daemon:
     def _end_threads(self) -> int:
         """Ends the threads of the engine and the scan, and the thread that compares directories
         with the sources. Returns how many threads hang in a call to a source that does not answer.
-        They exist until the process ends, so the memory and descriptors that they use are not
-        freed."""
+        Such a thread exists until the process ends, so the memory and descriptors that it uses are
+        not freed."""
         until = time.monotonic() + END_LIMIT_S
         left = self.filler.close(END_LIMIT_S)
         self.metadata.close()

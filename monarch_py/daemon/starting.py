@@ -109,10 +109,10 @@ def spawn(
     `startup`, so it keeps no pipe of this process open.
 
     The daemon has a process group of its own, so that neither Ctrl-C nor the closing of a terminal
-    ends it. But it stays in this process's session (setsid). Linux may divide the processors among
-    sessions instead of processes (see autogroup in sched(7)). In a session of its own, the daemon
-    would get as much processor time as the complete job. But in measurements, single threads of the
-    daemon then waited for 0.1 s or more on one processor, while most of its threads ran on another.
+    ends it. But it stays in this process's session (setsid), because Linux may divide the
+    processors among sessions (see autogroup in sched(7)). In measurements, a daemon with a session
+    of its own got as much processor time as the complete job. But single threads of the daemon then
+    waited for 0.1 s or more on one processor, while most of its threads ran on another.
 
     detach : whether the daemon is to outlive this process. If so, this process does not wait for
         the daemon's end

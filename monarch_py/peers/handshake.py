@@ -13,11 +13,11 @@ the node that it wants to reach. The secret itself is never sent.
                        disconnects
 
 The transcript t is GREETING s c p i j, followed by the addresses of i and j. Each side takes these
-addresses from its own `Party`, not from the other side. The labels ("client", "server") prevent
-reflection: one side's proof is never valid as the other side's proof. The random numbers prevent
-replay of an old proof. Ranks and addresses prevent relay: an attacker at the address of one node
-cannot pass a proof on to another node. The client sends its proof first, so that a client without
-the secret learns nothing.
+addresses from its own list (`Party.addresses`), not from a message. The labels ("client", "server")
+prevent reflection: one side's proof is never valid as the other side's proof. The random numbers
+prevent replay of an old proof. Ranks and addresses prevent relay: an attacker at the address of one
+node cannot pass a proof on to another node. The client sends its proof first, so that a client
+without the secret learns nothing.
 
 Each side then derives two keys from the secret and t: one key for the data that the side sends, and
 one for the data that it receives. These keys authenticate all further messages: requests and frames
@@ -115,7 +115,7 @@ class Party:
 
     @property
     def content_key(self) -> bytes:
-        """The key for digests of content, the same on all nodes (csrc/peers/mac.h)."""
+        """The key for digests of file content (csrc/peers/mac.h). It is the same on all nodes."""
         return hmac.digest(self.secret, b"content", "sha256")[: lib.MONARCH_KEY_BYTES]
 
     def prove(self, label: bytes, transcript: bytes) -> bytes:
@@ -134,8 +134,8 @@ class Party:
         """Returns the transcript t (see the docstring of this file). Raises IndexError if `client`
         or `server` is not the rank of a node.
 
-        servers, clients : all bytes that the server and the client have sent, except GREETING and
-            proofs
+        servers, clients : the bytes that the server has sent, and the bytes that the client has
+            sent, both without GREETING and proofs
         client, server : the ranks of the two nodes
         """
         said = [GREETING, servers, clients]

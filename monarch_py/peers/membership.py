@@ -3,7 +3,7 @@
 The program that starts the daemons (with MPI, or in a test) creates one `Cluster` object for each
 daemon. These objects differ only in `rank`. A `Cluster` is passed to its daemon in memory, because
 the secret must not appear on a command line or in a file. A daemon sends its `Cluster` only to root
-and to its own user, who needs the object to replace another daemon that has ended.
+and to its own user, because a command needs the object to replace a daemon that has ended.
 """
 
 import hashlib

@@ -36,9 +36,9 @@ class Peer:
     """A node from which the engine fetches files. This object connects the links to the node. The
     constructor raises MemoryError if there is no memory for the peer.
 
-    connect : a function that takes a node's rank, and returns a new link (struct
-        monarch_peer_link *) to that node. It raises Unreachable if no link can be made within the
-        time limits. This object closes the link
+    connect : a function that takes a node's rank, and returns a new link to that node, a struct
+        monarch_peer_link *. It raises Unreachable if no link can be made within the time limits.
+        The Peer closes the link
     last_failure : the last failure; OK if an exchange has succeeded after it
     """
 
@@ -57,9 +57,9 @@ class Peer:
         self._broken = 0  # number of failures since the start
         self._failed_ns = 0  # the time of the last report of a failure, on CLOCK_MONOTONIC
         self.last_failure = PeerStatus.OK
-        # The failure that has caused the present pause; `_connect` reports it during the pause. If
-        # the exchange of another thread succeeds, `last_failure` becomes OK, but the pause and this
-        # status remain.
+        # The failure that has caused the present pause. During the pause, `_connect` raises
+        # Unreachable with this status. If an exchange of another thread succeeds, `last_failure`
+        # becomes OK, but the pause and this status remain.
         self._pause_status = PeerStatus.CUT
         self._handle: Any = ffi.new_handle(self)
         # The C struct of the peer, which the engine uses.
@@ -117,9 +117,9 @@ class Peer:
     def _mark(self, status: PeerStatus, began_ns: int) -> None:
         """Records the outcome of an exchange with the peer.
 
-        began_ns : the time at which the exchange began, on CLOCK_MONOTONIC. A failed exchange that
-            began before the last recorded failure is not counted, even if it ended much later,
-            because both failures belong to the same incident
+        began_ns : the time at which the exchange began, on CLOCK_MONOTONIC. An exchange that began
+            before the last recorded failure and failed later belongs to the same incident, and is
+            not counted
         """
         with self._lock:
             if status == PeerStatus.OK:
@@ -139,8 +139,8 @@ class Peer:
             self.last_failure = self._pause_status = status
 
 
-# C calls the functions below, so they must not raise errors. If `_connect` raises an unexpected
-# error, the status CUT is returned: the peer cannot be reached.
+# C calls the functions below, so they must not raise errors. After an unexpected error in
+# `_connect`, the result is the status CUT, as for a peer that cannot be reached.
 
 
 @ffi.def_extern(name="monarch_connect_peer")  # type: ignore[untyped-decorator]

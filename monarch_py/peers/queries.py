@@ -1,4 +1,4 @@
-"""Asks other nodes for their status, and sends them this node's. (C code transfers files.)"""
+"""Asks other nodes for their status, and sends this node's status to nodes that ask for it."""
 
 import hmac
 import logging
@@ -22,8 +22,9 @@ MOST_AT_A_TIME = 16
 # The longest answer [bytes] that is accepted.
 MOST_BYTES = 4 << 20
 
-# An answer consists of the text's length, the text, and the HMAC-SHA256 of both, made with the key
-# of the data that the server sends. So only a complete and unchanged answer is accepted.
+# An answer consists of the text's length, the text, and an HMAC-SHA256 of both. Its key is the
+# connection's key for data that the server sends. So only a complete and unchanged answer is
+# accepted.
 _LENGTH = struct.Struct("<Q")
 SEAL_BYTES = 32
 
@@ -33,10 +34,10 @@ def _seal(key: bytes, said: bytes | bytearray) -> bytes:
 
 
 def ask(party: Party, rank: int, limit_s: float, purpose: Purpose) -> bytes:
-    """Connects to the daemon of node `rank` for this purpose, and returns the daemon's answer.
-    Raises Unreachable as `tcp.connected` does. Also raises Unreachable with one of these statuses:
-    TIMEOUT if the answer is not complete within `limit_s` [s], FORGED if the answer was changed in
-    transit, REFUSED if the answer is too long."""
+    """Opens a connection for `purpose` to the daemon of node `rank`, and returns the daemon's
+    answer. Raises Unreachable as `tcp.connected` does. Also raises Unreachable with one of these
+    statuses: TIMEOUT if the answer is not complete within `limit_s` [s], FORGED if the answer was
+    changed in transit, REFUSED if the answer is too long."""
     deadline = time.monotonic() + limit_s
     with connected(party, rank, limit_s, purpose) as (connection, keys):
         length = receive(connection, _LENGTH.size, deadline, PeerStatus.TIMEOUT)
@@ -51,8 +52,8 @@ def ask(party: Party, rank: int, limit_s: float, purpose: Purpose) -> bytes:
 
 
 class StatusResponder:
-    """Sends this node's status to peers. Each answer is computed in a separate thread, because this
-    may take a while.
+    """Sends this node's status to peers. Each answer is computed in a separate thread, because the
+    computation may take a while.
 
     status : a function that returns the status
     """

@@ -38,8 +38,9 @@ STALL_LIMIT_S = 5.0
 WAIT_LIMIT_S = 0.6
 # A client must have sent its proof within this time [s] after it has connected.
 GREETING_LIMIT_S = 1.0
-# The largest number of connections that are not authenticated yet. If this number is reached, the
-# oldest of them is closed for each new connection. So silent clients cannot keep other clients out.
+# The largest number of clients that have not authenticated themselves yet. When there are so many,
+# each new client takes the place of the oldest one, whose connection is closed. So silent clients
+# cannot keep other clients out.
 MOST_STRANGERS = 256
 # The length of the kernel's accept queue. The queue is long, because all daemons of a large job
 # connect at once. If the queue has no room for a connection, the kernel drops the connection's
@@ -60,7 +61,7 @@ class PeerServer(ABC):
     """Sends files to the other nodes of the session until it is closed. The constructor raises
     MemoryError if no thread can be started.
 
-    party : this node
+    party : this node's data for handshakes
     listener : the result of `listen`, a socket to which the other nodes connect. The server closes
         it, unless the constructor fails
     status : a function that returns this node's status, for peers that request it; it is called in
@@ -103,8 +104,8 @@ class PeerServer(ABC):
 
     @abstractmethod
     def _begin(self, bounds: Any) -> Any:
-        """Starts a struct monarch_peer_server that answers requests for the files that this node
-        shares, and returns the struct; NULL if no thread can be started."""
+        """Creates a struct monarch_peer_server and starts its threads, which answer requests for
+        the files that this node shares. Returns NULL if no thread can be started."""
 
     @abstractmethod
     def _end(self, server: Any) -> None:

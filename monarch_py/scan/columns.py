@@ -89,11 +89,11 @@ def _blocks_of(sizes: Array) -> Uints:
 
 
 def _off_the_order(entries: Array) -> tuple[Array, Array]:
-    """Returns two columns, one for the paths and one for the targets of symbolic links. They
-    contain the difference between the position of each path or target in the text and the position
-    that `_put_in_order` expects. A path is expected directly behind the previous path. A link's
-    target is expected directly behind the link's own path. (A link's `copy_ino` contains the
-    position of the target.)"""
+    """Returns two columns, one for the paths and one for the targets of symbolic links. Each value
+    is the difference between the real and the expected position in the text. A path is expected
+    directly behind the previous path. A link's target is expected directly behind the link's own
+    path. (A link's `copy_ino` contains the position of the target.) `_put_in_order` computes the
+    real positions again."""
     paths = entries["path"].copy()
     paths[1:] -= _ends(entries)[:-1]
     targets = entries["copy_ino"] - np.where(

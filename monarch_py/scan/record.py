@@ -82,8 +82,8 @@ def _listed(fd: int, number: int, config: Config) -> Listed:
 
 
 def _packed(walk: Walk) -> tuple[list[memoryview], list[tuple[bytes, int]]]:
-    """Returns all batches of the scan, packed. Also returns (path, inode number) of the first file
-    of each batch that contains any files."""
+    """Returns all batches of the scan, packed. Also returns one file of each batch that contains
+    files: (path, inode number) of the first file."""
     batches, samples = [], []
     while not walk.is_finished:
         batch = walk.take()

@@ -42,14 +42,14 @@ class Walk:
     fd : descriptor of the root; the caller closes it
     source : the source's number
     ops_per_s : the largest number of operations per second on the source; 0 for no limit
-    doorbell : a C pointer, rung when `take` can return a batch
+    doorbell : C pointer to the doorbell (a futex) that is rung when `take` can return a batch
     directories : the directories to list, relative to the root; None to list the whole tree. With
         is_deep, all subdirectories of these directories are listed too
-    known : three values: a catalog's struct monarch_writer *, the session's struct
-        monarch_clients *, and a time at which the catalog had no files yet [ns]. The scan skips a
-        file if the catalog already contains it with the same name and inode number, and if the
-        file's directory has not changed since that time. If a program is reading a file, the scan
-        uses the attributes of the file that the kernel has cached
+    known : what the scan needs to skip known files: a catalog's struct monarch_writer *, the
+        session's struct monarch_clients *, and a time at which the catalog had no files yet [ns].
+        The scan skips a file that the catalog contains with the same name and inode number, unless
+        the file's directory has changed since that time. For a file that a program is reading, the
+        scan uses the attributes that the kernel has cached
     allowed : the arguments with which the constructor calls `allow` to set the first limits
     is_finished : whether all batches were taken
     seconds : how long the scan took, once it is finished
@@ -113,9 +113,9 @@ class Walk:
     def allow(self, wanted: int, more_others: int) -> None:
         """Sets how many more names the scan may examine. A negative number means no limit.
 
-        wanted : the new limit for names in the directories that were passed to `want`. 0 means that
-            the present limit remains, but if there was no limit, it becomes 0
-        more_others : the number that is added to the limit for names in all other directories
+        wanted : the new limit for names in the directories that were passed to `want`. 0 leaves the
+            present limit unchanged; if there was no limit, it sets the limit 0
+        more_others : how many names are added to the limit for all other directories
         """
         lib.monarch_scan_allow(self._scan, wanted, more_others)
 

@@ -23,16 +23,16 @@ GAIN, LOSS = 1.10, 0.95
 #   - Each time that a larger width fails, the hold is doubled, up to HOLD.
 #   - A larger width that succeeds resets the hold to FIRST_HOLD.
 HOLD, FIRST_HOLD = 40, 4
-# After the width was decreased because programs wait, no trial begins for this many windows. By
-# then, the cause of the wait may be gone.
+# After the width was decreased because programs wait, no trial begins for this many windows. After
+# these windows, the cause of the wait may be gone.
 BACK_HOLD = 10
 # `_Rate.growth_over` compares the rates of two windows, in bytes and in files per second.
 # SOME_FILES : if either window has fewer files than this, only the bytes per second are compared.
 # ALIKE : the files of two windows are regarded as equally large if their mean sizes differ by at
 #     most this factor.
 SOME_FILES, ALIKE = 8, 1.5
-# If fills overload a source, opens of files by programs take longer there. Opens are called late if
-# their mean duration exceeds LATE times the smallest mean duration of the last MEMORY_S [s]. If
+# If fills overload a source, programs wait longer when they open files there. Opens are called late
+# if their mean duration exceeds LATE times the smallest mean duration of the last MEMORY_S [s]. If
 # opens are late, the width is multiplied by BACK.
 LATE, BACK = 1.5, 0.7
 MEMORY_S = 60.0
@@ -42,8 +42,8 @@ MEMORY_S = 60.0
 # decreases are undone.
 IN_VAIN, HELPED = 3, 0.95
 # SOME_OPENS : opens are judged only if there are at least this many of them.
-# LEAST_S : a mean duration of opens is a candidate for the smallest one only if it was measured
-#     over at least this time [s].
+# LEAST_S : the smallest mean duration is sought among means that were measured over at least this
+#     time [s].
 SOME_OPENS, LEAST_S = 16, 1.0
 
 
@@ -204,11 +204,11 @@ class ReadsInFlight:
         self._since, self._was_full = (now_s, so_far), True
 
     def _step_back(self) -> None:
-        """Reduces the width because programs wait, with two exceptions. If earlier decreases have
-        not helped, they are undone. If the width is at its lower bound, it stays there. In both
-        cases the fills are not the cause of the wait: the machine is busy, or others use the
-        source. So the smallest mean duration of an open is determined anew, and the present mean
-        duration is regarded as usual from then on."""
+        """Reduces the width because programs wait. There are two exceptions: if earlier decreases
+        have not helped, they are undone, and if the width is at its lower bound, it stays there. In
+        these two cases the fills are not the cause of the wait: the machine is busy, or other jobs
+        use the source. So the smallest mean duration of an open is determined anew, and the present
+        mean duration is regarded as usual from then on."""
         if self._trial is not None:
             self.width = min(self.width, self._trial[0])
         if not self._backs:
@@ -274,12 +274,12 @@ class _Rate:
         return cls((so_far.n_bytes - before.n_bytes) / seconds, files / seconds, files)
 
     def growth_over(self, before: "_Rate") -> float:
-        """Returns the factor by which the rate has grown since the window `before`. There are two
-        such factors: one of the bytes per second, and one of the files per second. If one of the
-        windows has few files, returns the factor of the bytes per second. Otherwise, if the files
-        of both windows have similar sizes, returns the larger factor. If the sizes differ, returns
-        the smaller factor, because a change of the sizes raises one of the two rates even if the
-        source has not become faster."""
+        """Returns the factor by which the rate has grown since the window `before`. The bytes per
+        second and the files per second each have such a factor. If one of the windows has few
+        files, returns the factor of the bytes per second. Otherwise, if the files of both windows
+        have similar sizes, returns the larger factor. If the sizes differ, returns the smaller
+        factor, because a change of the sizes raises one of the two rates even if the source has not
+        become faster."""
         in_bytes = _ratio(self.bytes_per_s, before.bytes_per_s)
         if min(self.files, before.files) < SOME_FILES:
             return in_bytes

@@ -85,8 +85,8 @@ class Copies:
         ids = np.ascontiguousarray(results["id"])
         words = word.make(State.PRESENT, 0, results["tier"], results["copy"])
         serves: Bools = self.shared.catalog.words[ids] == words
-        # If a program changed a file while the file's copy was published, `drop_changed` may have
-        # seen that the file is marked as changed, but not yet the copy. So such a copy is dropped
+        # A program may have changed a file while the file's copy was published. If `drop_changed`
+        # ran before the copy was published, it has not dropped the copy. So the copy is dropped
         # here.
         changed = serves & self.shared.changed(ids)
         self.forget(ids[changed], State.BYPASS, Reason.CHANGED)
@@ -209,8 +209,8 @@ class Copies:
             self.engine.submit(JobKind.COMPARE, one(entry), words, sums=one(row.sum))
 
     def compared(self, result: Any) -> None:
-        """Processes the result of a COMPARE order, with which the engine has read a file of the
-        source again, to compare its content with the copy."""
+        """Processes the result of a COMPARE order. With this order, the engine has read a file from
+        the source again, and has compared its content with the copy."""
         entry = int(result["id"])
         young = self._young.pop(entry, None)
         if young is None or result["status"] == JobStatus.ABANDONED:
@@ -256,7 +256,7 @@ class Copies:
         tiers, numbers = word.tier(words), word.copy(words)
         # An entry's word contains the state, and the tier and number of the copy. The tier and
         # number stay there until the copy's file is removed. Until then, they identify open
-        # descriptors of the copy, and no new copy is made.
+        # descriptors of the copy, and the source file gets no new copy.
         catalog.set_words(ids, word.make(state, reason, tiers, numbers))
         for entry in ids.tolist() if self._young else ():
             self._young.pop(entry, None)

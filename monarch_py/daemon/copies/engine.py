@@ -55,8 +55,8 @@ def is_passing(result: Any) -> bool:
 # A program may hand over the descriptor of a file that is not in the catalog yet. At most this many
 # of these files are fetched from the engine at a time.
 UNMET = 512
-# At most this much of a tier's room is granted to the engine at a time [bytes]. The free memory and
-# disk space are checked again before each grant.
+# For fills that the engine orders on its own, it may use at most this much of a tier's room at a
+# time [bytes]. The free memory and disk space are checked again before each such grant of room.
 GRANT_BYTES = 64 << 20
 # Each concurrent read has a buffer of BUFFER_BYTES [bytes]. The buffers occupy memory, as copies in
 # a RAM tier do. So all buffers together take at most the share BUFFERS_SHARE of the free memory.
@@ -65,11 +65,10 @@ BUFFER_BYTES, BUFFERS_SHARE = 1 << 20, 1 / 16
 # reader waits for) run at a time. At other times the limit adapts to the throughput, but is never
 # lower than LEAST_FETCHES.
 LEAST_FETCHES = 2
-# Sources are called fast if programs hardly wait for them. Before JUDGED_FILLS fills have ended,
-# this is judged from the files that programs have opened, if there are at least SOME_OPENS of them.
-# The sources are then fast if the mean duration of an open is less than AT_HAND_S [s]. (If the file
-# system has to ask a server, an open takes longer.) In all other cases, the durations of the fills
-# are judged.
+# Sources are called fast if programs hardly wait for them. Usually the durations of fills show
+# this. But before JUDGED_FILLS fills have ended, the opens of files by programs are judged instead,
+# if there are at least SOME_OPENS of them. The sources are then fast if the mean duration of an
+# open is less than AT_HAND_S [s]. (If the file system has to ask a server, an open takes longer.)
 JUDGED_FILLS, SOME_OPENS, AT_HAND_S = 32, 16, 20e-6
 # While programs use all processors, and programs' opens show that the sources are fast, background
 # fills run only for WORKED_S out of every WORKED_EACH_S [s].
@@ -164,10 +163,9 @@ class Engine:
         return self._idle is not None and self._spare < self._reads.most
 
     def flows(self, places: int) -> Uints:
-        """Returns how many bytes were read, and how long these reads took [ns], for each place
-        from which files are read and each level of concurrency. A place is either one node, or all
-        sources together. The array has the shape (places, 2, MONARCH_LEVELS), see struct
-        monarch_flow."""
+        """Returns how many bytes were read, and how long the reads took [ns], in an array of shape
+        (places, 2, MONARCH_LEVELS); see struct monarch_flow. A place is either one node, or all
+        sources together. A level is a range of the number of concurrent reads."""
         counts = np.zeros((places, 2, lib.MONARCH_LEVELS), dtype=np.uint64)
         out = ffi.cast("struct monarch_flow *", pointer(counts))
         lib.monarch_engine_flows(self.c, out, places)
@@ -195,8 +193,8 @@ class Engine:
         sums: Array | None = None,
         peers: Int32s | None = None,
     ) -> None:
-        """Queues orders for files. The engine runs them in the sequence of `ids`, except that all
-        orders for files in use run before all other orders.
+        """Passes orders for files to the engine. The engine runs them in the sequence of `ids`,
+        except that all orders for files in use run before all other orders.
 
         ids : (n,) the files' catalog entries
         words : (n,) words (as in the catalog) that contain the tiers and numbers of the copies
@@ -245,10 +243,10 @@ class Engine:
         return self._placed[: lib.monarch_engine_end_grant(self.c, where)]
 
     def set_homes(self, ids: Array, asked: Array, keeps: Bools) -> None:
-        """Tells the engine which nodes keep these files. In a cluster, the engine needs this for
-        the fills that it orders on its own. After the first call, the engine orders on its own only
-        fills of files that were passed in one of the calls. Python must order the fills of all
-        other files. Raises MemoryError if there is no memory.
+        """Tells the engine which nodes keep these files. In a cluster, the engine needs this
+        information for the fills that it orders on its own. After the first call, it orders no fill
+        of a file that was in none of the calls. Python must order the fills of such files. Raises
+        MemoryError if there is no memory.
 
         ids : (n,) the files' catalog entries
         asked : (n, MONARCH_ASKED) the nodes that a fill asks, -1 for none
@@ -284,9 +282,9 @@ class Engine:
         return lengths
 
     def share(self, shares: npt.NDArray[np.uint32]) -> None:
-        """Sets the weights of the ranks, the training processes of this node. In proportion to
-        these weights, the engine divides its time among the demands of the ranks. (A demand is a
-        part of a file that a reader waits for.)
+        """Sets the weights of the ranks, which are the training processes of this node. A demand is
+        a part of a file that a reader waits for. In proportion to the weights, the engine divides
+        its time among the demands of the ranks.
 
         shares : (MONARCH_RANKS,) the weight for each rank number that a demand may contain; 0 for a
             number without a rank
@@ -404,9 +402,9 @@ class Engine:
         return int(lib.monarch_engine_handovers(self.c, numbers, len(numbers))) == 0
 
     def unmet(self, source: int, renames: int) -> tuple[Array, Any]:
-        """Returns files of one source that programs have handed over and that are not in the
-        catalog yet. Returns new catalog entries for these files, (n,) of dtype ENTRY, and the C
-        array that contains their paths. The engine keeps the files' descriptors for at least 50 ms
+        """Returns new catalog entries, (n,) of dtype ENTRY, for files of one source that programs
+        have handed over and that are not in the catalog yet. Also returns the C array that contains
+        the paths of these files. The engine keeps the files' descriptors for at least 50 ms
         (csrc/handover/kept.c), so the fills of the files should be ordered within that time.
 
         renames : how many directories programs have renamed so far. Files that were handed over

@@ -53,8 +53,8 @@ class Evictions:
         distance to the next use of each file, and the distance to the use after the next one;
         NOT_SOON where no use is known. It returns a Future of both arrays, or None if the plan does
         not show the next uses yet
-    may_go : a function that returns for each of some files whether this node may drop the file's
-        copy
+    may_go : a function that takes files, and returns for each of them whether this node may drop
+        the file's copy
     evicted : the number of evicted copies for each tier with eviction, by the tier's number
     """
 

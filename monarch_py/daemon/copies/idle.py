@@ -32,9 +32,9 @@ class IdleCores:
         """Returns the idle time and the total time of the processors, each summed over all
         processors [s]."""
         mine, all_ = os.sched_getaffinity(0), psutil.cpu_times(percpu=True)
-        # psutil lists only processors that are online. If some are offline, a processor's position
-        # in this list may differ from its number, which sched_getaffinity returns. If this selects
-        # no processor at all, all processors are counted.
+        # A processor's position in psutil's list is taken for its number, which sched_getaffinity
+        # returns. The two may differ if some processors are offline, because psutil lists only
+        # those that are online. If no processor is found in this way, all processors are counted.
         times = [t for number, t in enumerate(all_) if number in mine] or all_
         # Only the first eight fields are summed. The other fields are guest times, which are
         # already included in `user` and `nice`.

@@ -15,8 +15,8 @@ from monarch_py.native import Kind, Reason, State, lib
 
 log = logging.getLogger("monarch.outdated")
 
-# A call of `Outdated.look` compares entries with the source for at most this time [ns]. For the
-# remaining entries, `monarch warm` calls it again.
+# One call of `Outdated.look` compares entries with the source for at most this time [ns]. `monarch
+# warm` repeats its command for the remaining entries.
 LIMIT_NS = 1_000_000_000
 
 

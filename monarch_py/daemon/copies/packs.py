@@ -19,7 +19,7 @@ log = logging.getLogger("monarch.packs")
 
 
 def _open(pack: Path) -> int:
-    """Opens a pack. Leaves its access time as it is (O_NOATIME), unless the kernel refuses this."""
+    """Opens a pack without changing its access time (O_NOATIME), unless the kernel refuses this."""
     flags = os.O_RDONLY | os.O_CLOEXEC
     try:
         return os.open(pack, flags | os.O_NOATIME)
@@ -85,8 +85,8 @@ class Packs:
         return arranged
 
     def look(self) -> None:
-        """Logs packs that have changed or cannot be read. If the same error occurs again, it is not
-        logged again."""
+        """Writes to the log which packs have changed or cannot be read. Does not repeat a pack's
+        last error."""
         for number, pack in list(self._used.items()):
             error = int(lib.monarch_engine_pack_error(self._engine, number))
             if error and error != self._logged.get(number):

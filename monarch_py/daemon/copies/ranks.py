@@ -128,9 +128,9 @@ class Ranks:
 
     def _loads(self, active: npt.NDArray[np.intp], planned: Floats | None) -> Floats:
         """Returns how much each active rank is predicted to load next, (active,). Without a plan,
-        the prediction for a rank is the fraction of the recently opened bytes whose files lacked a
-        copy. All ranks of a job read equally much in a step, so the fractions of two ranks can be
-        compared.
+        the prediction for a rank is the share of files without a copy among its recently opened
+        files, weighted by size. All ranks of a job read equally much in a step, so the shares of
+        two ranks can be compared.
 
         planned : the loads that a plan predicts, (ranks,); None without a plan
         """
@@ -144,7 +144,7 @@ class Ranks:
         active = np.flatnonzero(self._recent[:, 0])
         together = max(1, int(self._shares[active].sum()))
         # Clients may increase the counts at any time, and np.flatnonzero raises an error if its
-        # array changes meanwhile. So it searches a copy of the counts.
+        # array changes during the call. So np.flatnonzero gets a copy of the counts.
         counts = self._counts.copy()
         return [
             {

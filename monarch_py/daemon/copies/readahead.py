@@ -24,7 +24,7 @@ MOST_FILES, MOST_BYTES = 64, 32 << 20
 
 
 class ReadAhead:
-    """Orders that copies be read into the page cache. Runs in the daemon's loop and never blocks.
+    """Makes the engine read copies into the page cache. Runs in the daemon's loop and never blocks.
 
     tiers : the tiers of the configuration, by number; copies in RAM tiers are skipped
     files : how many copies were read into the page cache
@@ -36,9 +36,9 @@ class ReadAhead:
         self._is_slow[: len(tiers)] = [
             tier is not None and tier.config.kind != "ram" and engine.reads_ahead for tier in tiers
         ]
-        # For each catalog entry: whether the copy was filled or paged in since the file was last
-        # opened, or whether this was at least ordered. If so, the copy is probably in the page
-        # cache, or soon will be.
+        # For each catalog entry: whether a fill or a page-in of the copy was ordered, or has ended,
+        # since the file was last opened. (A page-in reads a copy into the page cache.) If so, the
+        # copy is probably in the page cache, or soon will be.
         self._brought = np.zeros(0, dtype=bool)
         # The copies that are being paged in. Maps a file's entry to the copy's size [bytes].
         self._under_way: dict[int, int] = {}
@@ -58,10 +58,9 @@ class ReadAhead:
         return wanted
 
     def order(self, ids: Ids) -> None:
-        """Orders that the copies of those files be paged in for which `wants` returns True. Once
-        MOST_FILES or MOST_BYTES is reached, all remaining files are skipped, so `ids` must be
-        sorted by the files' next use. The engine executes the orders that programs wait for
-        first."""
+        """Orders page-ins of the copies for which `wants` returns True. Once MOST_FILES or
+        MOST_BYTES is reached, all remaining files are skipped, so `ids` must be sorted by the
+        files' next use. The engine first executes the orders that programs wait for."""
         ids = ids[self.wants(ids) & ~np.isin(ids, np.fromiter(self._under_way, dtype=np.uint64))]
         ids = ids[: MOST_FILES - len(self._under_way)]
         if not len(ids):
@@ -84,14 +83,15 @@ class ReadAhead:
             self.files += 1
 
     def filled(self, ids: Ids) -> None:
-        """Notes files whose fill was ordered or has just ended. A fill leaves the new copy in the
-        page cache, so the copy need not be paged in. The caller must report each fill as soon as it
-        is ordered, because programs may open the copy before the fill's result is processed."""
+        """Records that the fills of these files were ordered or have just ended. A fill leaves the
+        new copy in the page cache, so the copy need not be paged in. Call this method as soon as a
+        fill is ordered, because programs may open the copy before the fill's result is
+        processed."""
         self._set_brought(ids, brought=True)
 
     def opened(self, ids: Ids) -> None:
-        """Notes files that programs have opened. Their copies are paged in again before their next
-        use."""
+        """Records that programs have opened these files. Before the files' next use, their copies
+        are paged in again."""
         self._set_brought(ids, brought=False)
 
     def _set_brought(self, ids: Ids, *, brought: bool) -> None:

@@ -55,8 +55,8 @@ def open_staging(
 
 
 class Staging:
-    """Lists the files in the staging area, sorted by the time at which each file arrived or was
-    last opened, and drops copies to make room for others. Runs in the daemon's loop and never
+    """Keeps a list of the files in the staging area, sorted by the time at which each file arrived
+    or was last opened. Drops copies to make room for others. Runs in the daemon's loop and never
     blocks.
 
     number : the area's number among the tiers
@@ -75,7 +75,7 @@ class Staging:
     # --- contents -------------------------------------------------------------------------------
 
     def arrived(self, ids: Ids) -> None:
-        """Notes files whose copies have arrived in the staging area."""
+        """Records that the copies of these files have arrived in the staging area."""
         for entry in ids.tolist():
             self._entries.pop(entry, None)
             self._entries[entry] = None
@@ -83,7 +83,7 @@ class Staging:
         self.let_in()
 
     def opened(self, ids: Ids) -> None:
-        """Notes files that programs have opened."""
+        """Records that programs have opened these files."""
         for entry in ids.tolist() if self._entries else ():
             if entry in self._entries:
                 del self._entries[entry]
@@ -152,15 +152,16 @@ class Staging:
     # --- files for which there is no room -------------------------------------------------------
 
     def refuse(self, ids: Ids) -> None:
-        """Makes readers of these files read them from the source. Call it if readers wait for the
-        files, and no copy can be dropped now to make room for them. `let_in` makes the files ABSENT
-        later, so that the next open of a file requests its fill again."""
+        """Makes readers of these files read from the source. Call it if readers wait for the files,
+        and no copy can be dropped now to make room for them. `let_in` makes the files ABSENT later,
+        so that the next open of a file requests its fill again."""
         self.copies.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
         self.refused.append(ids)
 
     def let_in(self) -> None:
-        """Sets to ABSENT the files that `refuse` has left to the source, so that they can be
-        requested again. Call this when copies have arrived, or when dropped copies were removed."""
+        """Makes the files that `refuse` has left to the source ABSENT again, so that their fills
+        can be requested. Call this method when copies have arrived, or when dropped copies were
+        removed."""
         if not self.refused:
             return
         ids, self.refused = np.concatenate(self.refused), []

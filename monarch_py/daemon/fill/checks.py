@@ -37,9 +37,9 @@ class Checks:
         return sum(map(len, self._waiting)) + len(self._failed)
 
     def adopt_found(self) -> None:
-        """Adopts copies of earlier sessions that the scan has matched with their files. If a tier's
-        copies may be damaged, each of them is published only after its check has succeeded. The
-        copies of other tiers are published at once."""
+        """Adopts copies of earlier sessions that the scan has matched with their files. If the
+        copies in a tier may be damaged, each copy is published only after its check has succeeded.
+        The copies in other tiers are published at once."""
         catalog = self._shared.catalog
         for ids, rows, tier_number in self._copies.scanner.take_adopted():
             catalog.set_words(ids, word.make(State.FILLING, 0, tier_number, rows["copy"]))

@@ -2,9 +2,9 @@
 of time.
 
 In a cluster, each file has a home: the node that reads the file from the source for all nodes. Each
-node first fills the files whose home it is. It fetches the files of other homes from these nodes
-only while a processor is idle, so that no program is slowed down. These fetches can wait, because
-a fetch from a node that has a copy is fast at any time.
+node first fills the files whose home it is. It fetches all other files from their homes, but only
+while a processor is idle, so that no program is slowed down. These fetches can wait, because a
+fetch from a node that has a copy is fast at any time.
 """
 
 import os
@@ -24,8 +24,8 @@ from monarch_py.native import State, ffi, lib
 from monarch_py.policies.placement import NOWHERE
 
 # When programs have read NAMES files of a directory to their end, the directory's other files are
-# filled. When programs have read files in NAMES direct subdirectories of a directory, or at any
-# depth below these, the directory is filled with all directories below it.
+# filled. When programs have read files below NAMES direct subdirectories of a directory, the
+# directory is filled with everything below it.
 NAMES = 4
 # Between two iterations, programs may read many files to their end. At most this many of them
 # are examined: a few are enough to recognize the directory that programs read.
@@ -95,8 +95,8 @@ class Directories:
         self._below: defaultdict[Place, set[str]] = defaultdict(set)
 
     def note(self, place: Place, names: Iterable[bytes]) -> bool:
-        """Notes files of the directory `place` that programs have read to their end. Returns
-        whether a directory was added to `filled`: `place`, or a directory above it."""
+        """Records that programs have read these files of the directory `place` to their end.
+        Returns whether a directory was added to `filled`: `place`, or a directory above it."""
         if any(filled.covers(place) for filled in self.filled):
             return False
         self._files[place].update(names)
@@ -145,8 +145,8 @@ class DirectoryPrefetch:
         # `waiting` : how many files are being filled, or are queued.
         self.ordered = self.waiting = 0
         self._ordered_bytes = 0.0
-        # If `follow_opens` is set, clients report which files they open. Remember whether another
-        # part of the daemon has set it already; if so, it is never cleared here.
+        # If `follow_opens` is set, clients report which files they open. If another part of the
+        # daemon has set it already, it is never cleared here.
         self._is_followed = bool(self.shared.control.follow_opens)
         self.shared.control.follow_reads = is_on
         if is_on and filler.nodes is None:
@@ -154,10 +154,10 @@ class DirectoryPrefetch:
 
     @property
     def is_awake(self) -> bool:
-        """Whether the loop should iterate often. Files wait to be prefetched, because the limit on
-        unused files is reached, or because no processor is idle for fetches from other nodes. More
-        files can be prefetched as soon as programs open prefetched copies, but these opens do not
-        wake the loop."""
+        """Whether the loop should iterate often. It should while files wait to be prefetched,
+        either because the limit on unused files is reached, or because no processor is idle for
+        fetches from other nodes. When programs open prefetched copies, more files can be
+        prefetched, but these opens do not wake the loop."""
         return self._is_waiting and time.monotonic() - self._opened_at < AWAKE_S
 
     @property
@@ -172,8 +172,8 @@ class DirectoryPrefetch:
 
         opened : (n,) files that programs have opened
         unmet : (m,) files that programs opened before the files were in the catalog. It is not
-            known how much of these files was read. Only the small files among them are regarded as
-            read to their end
+            known how much of each file was read, so only small files are regarded as read to their
+            end
         """
         if not self.is_on:
             return
@@ -186,9 +186,9 @@ class DirectoryPrefetch:
         if not len(read):
             return
         self.unused.note_read(read)
-        # Programs hand over the descriptors of small files that they have read, but perhaps later
-        # than now. So these files are queued now, without their descriptors. They then get room
-        # before the other files of their directory.
+        # A program hands over the descriptor of a small file that it has read, but perhaps later
+        # than now. So these files are queued now, even without descriptors. Otherwise the other
+        # files of their directory might take the room.
         small = self.shared.catalog.entries["size"][read] <= self.shared.control.handed_bytes
         self.filler.requests.want(read[small])
         begun = False

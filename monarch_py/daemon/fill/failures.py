@@ -78,8 +78,7 @@ class FailedFills:
         if is_passing(result):
             self._put_off(entry, error, in_use=in_use)
         elif status == JobStatus.TIER_FULL and number == self._staging.number:
-            # Others have used up the space of the staging area's file system, so a retry would fail
-            # too.
+            # Other data have filled the file system of the staging area, so a retry would fail too.
             self._staging.refuse(one(entry))
         elif status == JobStatus.TIER_FULL:
             tier.note_full()

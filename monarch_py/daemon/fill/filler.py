@@ -66,9 +66,9 @@ class Filler:
         peer_threads = PEER_THREADS if membership else 0
         self.engine = Engine(scanner, peer_threads)
         self.nodes = Nodes(membership, self.shared, self.engine, self.tiers) if membership else None
-        # Programs hand over the descriptors of files of at most `handed_bytes` [bytes]. The value
-        # is 0, so that programs hand over no descriptors, if the configuration does not request a
-        # fill for every file that a program opens.
+        # The size of the largest file whose descriptor programs hand over [bytes]. It is 0, so that
+        # programs hand over no descriptors, if the configuration does not request a fill for every
+        # file that a program opens.
         is_wanted = config.prefetch != "none" and not config.fill_after and config.handover_bytes
         takes = is_wanted and self.engine.take_handovers()
         self.shared.control.handed_bytes = config.handover_bytes if takes else 0
@@ -80,9 +80,9 @@ class Filler:
         self.seconds_to_use: Callable[[Ids], Floats] = lambda ids: np.full(len(ids), np.inf)
         # With `prefetch: auto` on a single node, `DirectoryPrefetch` replaces the next two
         # functions.
-        # `give_way` : drops copies to make room for files that programs use. Returns the files for
-        #     which there will be room.
-        # `beside` : returns those of the files that `prefetch: auto` has requested.
+        # `give_way` : takes files that programs use, and drops copies to make room for them.
+        #     Returns the files for which there will be room.
+        # `beside` : takes files, and returns those that `prefetch: auto` has requested.
         self.give_way: Callable[[Ids], Ids] = lambda ids: ids[:0]
         self.beside: Callable[[Ids], Ids] = lambda ids: ids[:0]
         self.copies = Copies(scanner, self.engine)
@@ -97,7 +97,7 @@ class Filler:
         self._refused: list[Ids] = []
         shm = os.stat(self.shared.session.path).st_dev
         # The tiers that lie on the same file system as the catalog. While the catalog may grow,
-        # `rooms` reserves some of their room for it.
+        # `rooms` reserves some room of these tiers for the catalog.
         self._beside = {n for n, tier in enumerate(self.tiers) if tier and tier.is_on(shm)}
         self._early: list[Ids] = []
         self._ordered_at = -math.inf  # when a fill was last ordered [s]
@@ -181,16 +181,17 @@ class Filler:
         self.requests.part_ways(self._is_fetched)
         for fetched in (False, True):
             room = ORDERS - self.engine.pending(in_use=True, from_peers=fetched)
-            # An order for a file in use either reads the source or asks a peer. If the peer does
-            # not answer, or if the source is faster, an order that should ask a peer reads the
-            # source instead. So the total number of both kinds of orders is limited too.
+            # A file that should be fetched from a peer may be read from the source after all, for
+            # example because the source is faster (`RouteChooser.choose`). The limit on orders that
+            # ask peers does not count such a file. So the total number of both kinds of orders is
+            # limited too.
             room = min(room, 2 * ORDERS - self.engine.pending(in_use=True))
             while room > 0 and len(ids := self.requests.next_in_use(room, from_peers=fetched)):
                 room -= self._order_fills(ids, in_use=True)
         room = ORDERS - self.engine.pending(in_use=False)
         room -= self.checks.order(room)
-        # Files may wait for room, for file descriptors, or to be looked up at the source. Meanwhile
-        # no fill is ordered in advance, because it might have to wait for the same reason.
+        # While files wait for room, for file descriptors, or to be looked up at the source, no fill
+        # is ordered in advance, because it might have to wait for the same reason.
         is_short = self.requests.has_put_off or self.failed.holds_up
         may_more = room > 0 and not is_short and len(self.requests.ahead) > 0
         return may_more and self._order_ahead(room)
@@ -223,16 +224,16 @@ class Filler:
         self._early = []
 
     def _drop_rotten(self, nodes: Nodes) -> None:
-        """Drops copies that were found to be damaged when peers requested them. They were not sent
-        to the peers, and this node's own programs must not read them either."""
+        """Drops copies that were found to be damaged when peers requested them. The peers have not
+        received these copies, and this node's own programs must not read them either."""
         ids, words = nodes.replicas.rotten()
         for entry in ids[self.shared.catalog.words[ids] == words].tolist():
             self.checks.make_anew(entry)
 
     def _order_ahead(self, room: int) -> bool:
-        """Orders at most `room` fills of files that are to be filled in advance. Returns True if
-        the engine could take more orders, but this call has stopped after ORDERS files. This
-        happens if no tier has room for many of the files. The caller may then try the next files at
+        """Orders at most `room` fills of files that are to be filled in advance. Stops after ORDERS
+        files, even if no tier had room for many of them. Returns True if it has stopped for this
+        reason, and the engine could take more orders. The caller may then try the next files at
         once."""
         catalog, looked_at = self.shared.catalog, 0
         sizes = catalog.entries["size"]
@@ -363,7 +364,7 @@ class Filler:
         """Handles files for which no tier has room now. Returns the files that are to be filled
         into the staging area. If copies may be dropped to make room for a file, the file waits
         until these copies are removed. (Copies of datasets that are not configured are dropped
-        first.) All other files go to the staging area. If there is no staging area, they are left
+        first.) All other files go to the staging area. Without a staging area, these files are left
         to the source at once, because readers may wait for them. Their fills are retried when no
         fill runs any more."""
         if not len(ids):
@@ -382,8 +383,8 @@ class Filler:
         if self.staging.tier is not None:
             return ids
         if not in_use:
-            # `prefetch: auto` has requested these files, but files in use have taken their room.
-            # The files are requested again when programs open them.
+            # Files in use have taken the room of the files `beside`, which `prefetch: auto` has
+            # requested. These files are requested again when programs open them.
             beside = self.beside(ids)
             self.shared.catalog.set_state(beside, State.ABSENT, Reason.NO_ROOM)
             ids = ids[~np.isin(ids, beside)]
@@ -466,15 +467,15 @@ class Filler:
             self.requests.let_in()
         # Until `is_settled` is True, `rooms` reserves room for the catalog in the tiers that lie on
         # the catalog's file system (`_beside`). If there is such a tier, files for which there was
-        # no room are retried only after that.
+        # no room are retried only when `is_settled` is True.
         if self._refused and self.engine.idle and (self.scanner.is_settled or not self._beside):
             self._try_refused()
         return found
 
     def await_results(self, *, follows_plan: bool) -> None:
         """Makes the engine wake the loop after successful fills, if anything waits for their
-        results. This may be a plan, files whose fill is not ordered yet, files that had no room, or
-        copies that await a check."""
+        results: a plan, files whose fill is not ordered yet, files that had no room, or copies that
+        await a check."""
         waits = follows_plan or len(self.requests) or self._refused or self.staging.refused
         self.engine.await_results(is_awaited=bool(waits or self.checks))
 

@@ -49,13 +49,14 @@ class PrefetchQueue:
         return np.arange(first, last, dtype=np.uint64), last < entries
 
     def add(self, ids: Ids, ticket: str = "") -> None:
-        """Appends files to one of the two queues: to the files that commands have requested if
-        there is a ticket, otherwise to all other files. The ticket identifies the command, so that
+        """Appends files to one of the two queues: with a ticket, to the files that commands have
+        requested; without a ticket, to all other files. The ticket identifies the command, so that
         the command can cancel its fills (`take_back`)."""
         (self._asked if ticket else self._met).append((ticket, ids))
 
     def add_first(self, ids: Ids) -> None:
-        """Puts files that `next` has returned back at the head of their queue (see `add`)."""
+        """Puts files back at the head of their queue (see `add`). `next` has returned these files
+        before."""
         for ticket, given in self._given:
             mine = np.isin(ids, given)
             if ticket and mine.any():
@@ -83,8 +84,8 @@ class PrefetchQueue:
         return ids[:taken]
 
     def settle(self, is_open: Callable[[Ids], Bools]) -> Ids:
-        """Forgets those files returned by `next` whose fill has ended, with or without success.
-        Returns the files that `next` has returned and whose fill has not ended, (n,).
+        """Of the files that `next` has returned, forgets those whose fill has ended, with or
+        without success. Returns the files whose fill has not ended, (n,).
 
         is_open : a function that returns whether each file is WANTED or FILLING, (n,)
         """

@@ -22,10 +22,10 @@ ENTRY_OF_DEMAND = int(lib.MONARCH_MAX_ENTRIES)
 
 
 class FillRequests:
-    """The queues of files that are to be filled. They are WANTED in the catalog. When a file
-    reaches the head of a queue, the filler checks the file's state again, because the state may
-    have changed since the file was queued. For example, the file may be in two queues, and may have
-    been filled already.
+    """The queues of files that are to be filled. In the catalog, these files are WANTED. When a
+    file reaches the head of a queue, the filler checks the file's state again, because the state
+    may have changed since the file was queued. For example, the file may be in two queues, and may
+    have been filled already.
 
     eager : whether all files are filled. Files that programs use come first, then files that
         `monarch warm` has requested, then all other files
@@ -207,8 +207,8 @@ class FillRequests:
         return again
 
     def try_again(self, ids: Ids) -> None:
-        """Retries fills of files in use. Queues each file of `ids` that is BYPASS because it had no
-        room."""
+        """Requests the fills of these files again, if the files are BYPASS for lack of room.
+        Programs use these files."""
         if len(again := self.let_in_again(ids, Reason.NO_ROOM)):
             self.again(again, in_use=True)
 

@@ -50,7 +50,7 @@ class UnusedPrefetch:
         return max(0, BYTES_AT_FIRST + BYTES_FOR_EACH_READ * self.read_bytes - self.bytes_)
 
     def order(self, ids: Ids) -> None:
-        """Notes files whose prefetch is being ordered. `ids` must contain each file only once."""
+        """Records that these files are being prefetched. `ids` must contain each file only once."""
         fresh = ids[self._marked(ids) == 0]
         self._marks[fresh] |= ORDERED
         self.files += len(fresh)
@@ -58,11 +58,11 @@ class UnusedPrefetch:
         self._under_way = np.concatenate([self._under_way, ids])
 
     def ordered(self, ids: Ids) -> Ids:
-        """Returns those of the files `ids` that were prefetched and are still unused."""
+        """Returns the files of `ids` that were prefetched and are still unused."""
         return np.asarray(ids[self._marked(ids) & ORDERED != 0])
 
     def note_read(self, ids: Ids) -> None:
-        """Notes files that programs have read to their end."""
+        """Records that programs have read these files to their end."""
         ids = np.unique(ids)
         self._leave(self.ordered(ids))
         fresh = ids[self._marked(ids) & READ == 0]
@@ -70,15 +70,16 @@ class UnusedPrefetch:
         self.read_bytes += self._bytes_of(fresh)
 
     def note_opened(self, ids: Ids) -> None:
-        """Notes files that programs have opened. It is not known how much of a copy a program
-        reads, so a prefetched file is regarded as read as soon as it is opened."""
+        """Records that programs have opened these files. It is not known how much of a copy a
+        program reads, so a prefetched file is regarded as read as soon as it is opened."""
         if self.files:
             self.note_read(self.ordered(ids))
 
     def refuse(self, ids: Ids) -> Ids:
-        """Notes files that programs use now and for which no tier has room. Returns those that are
-        marked as REFUSED, because there was no room for them in an earlier use either. All other
-        files of `ids` are marked as REFUSED after ONE_USE_S, when their present use has ended."""
+        """Records that programs use these files now, and that no tier has room for them. Returns
+        the files that are marked as REFUSED, because there was no room for them in an earlier use
+        either. All other files of `ids` are marked as REFUSED after ONE_USE_S, when their present
+        use has ended."""
         self._age()
         again = self._marked(ids) & REFUSED != 0
         if not again.all():
@@ -86,7 +87,7 @@ class UnusedPrefetch:
         return np.asarray(ids[again])
 
     def refused(self, ids: Ids) -> Ids:
-        """Returns those files among `ids` for which there was no room in an earlier use."""
+        """Returns the files of `ids` for which there was no room in an earlier use."""
         self._age()
         return np.asarray(ids[self._marked(ids) & REFUSED != 0])
 

@@ -8,8 +8,8 @@ from monarch_py.peers.peer import Peer
 
 # The largest number of early links to each peer, and to all peers together. In the first epoch of a
 # dataset of small files, a node with few peers uses about LINKS_A_PEER links to each of them. The
-# handshake of a link costs both nodes a millisecond of processor time. If the links are connected
-# early, the programs need not give up this time during the epoch.
+# handshake of a link costs both nodes a millisecond of processor time. With early links, programs
+# do not lose this time during the epoch.
 LINKS_A_PEER, MOST_LINKS = 4, 64
 # The daemons of a cluster do not start at exactly the same time. A peer that does not answer is
 # contacted again after RETRY_S [s], until LIMIT_S [s] after the daemon's start.

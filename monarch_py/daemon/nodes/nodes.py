@@ -37,11 +37,10 @@ log = logging.getLogger("monarch.nodes")
 # At its start, the daemon computes which node keeps which file. Readers wait for the result, but
 # only until the daemon has run for this long [s].
 START_LIMIT_S = 1.0
-# Other nodes also request files for which no reader waits. These requests must wait until this node
-# knows which files it keeps. Otherwise the other nodes would read the files from the source
-# themselves. While this node scans the sources, such requests wait at most until this time [s]
-# after the daemon's start. While a plan's files are being assigned to nodes, they wait without a
-# limit.
+# Other nodes may request files before this node knows which files it keeps. A request for which no
+# reader waits must then wait, because the other node would otherwise read the file from the source
+# itself. While this node scans the sources, such requests wait at most until this time [s] after
+# the daemon's start. While a plan's files are being assigned to nodes, there is no such limit.
 SCAN_LIMIT_S = 10.0
 
 
@@ -95,12 +94,14 @@ class Nodes:
         self.passed_on = self.taken_over = 0
         self._tell(NO_IDS)
         self.is_decided = False  # whether the files in the catalog have been assigned to owners
-        # Whether a plan's files are still being assigned to nodes. After that, `follow` is called.
+        # Whether a plan's files are still being assigned to nodes. After the assignment, `follow`
+        # is called.
         self.awaits_plan = False
 
     @property
     def is_ready(self) -> bool:
-        """Whether this node has computed which node keeps which file. It fills no file before."""
+        """Whether this node has computed which node keeps which file. Until then, it fills no
+        file."""
         return self.is_decided and not self.awaits_plan
 
     @property
@@ -143,7 +144,7 @@ class Nodes:
         self._tell(ids)
 
     def give_up(self, ids: Ids) -> None:
-        """Notes that this node no longer keeps these files, which other nodes own."""
+        """Records that this node no longer keeps these files. Other nodes own them."""
         self.policy.give_up(ids)
         self._tell(ids)
 
@@ -172,8 +173,8 @@ class Nodes:
         self.passed_on += len(own)
 
     def adopt(self, ids: Ids) -> None:
-        """Notes files that this node owns from now on, because their earlier owners have no room
-        for them (see `pass_on`)."""
+        """Makes this node the owner of these files, because their earlier owners have no room for
+        them (see `pass_on`)."""
         new = ids[~self.policy.owns(ids)]
         self.policy.adopt(ids)
         self._has_passed_on[new] = False
@@ -181,7 +182,7 @@ class Nodes:
         self.taken_over += len(new)
 
     def move(self, ids: Ids, nodes: Int32s) -> None:
-        """Notes that the node nodes[i] owns the file ids[i] from now on."""
+        """Records that the node nodes[i] owns the file ids[i] from now on."""
         if not len(ids):
             return
         self.policy.move(ids, nodes)

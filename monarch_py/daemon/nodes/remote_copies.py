@@ -72,8 +72,8 @@ class RouteChooser:
     # --- which nodes have which files -----------------------------------------------------------
 
     def know(self, ids: Ids, nodes: npt.NDArray[np.integer]) -> None:
-        """Notes that node nodes[i] has a complete copy of file ids[i]. Where nodes[i] is NOBODY,
-        nothing is noted."""
+        """Records that node nodes[i] has a complete copy of file ids[i]. If nodes[i] is NOBODY,
+        records nothing for the file."""
         known = nodes != NOBODY
         if not known.any():
             return
@@ -99,10 +99,10 @@ class RouteChooser:
     # --- the choice between a node and the source -----------------------------------------------
 
     def choose(self, ids: Ids, asked: Asked, sizes: Uints, due_s: Floats) -> None:
-        """Chooses between the source and a node, for each file of which a node is known to have a
-        complete copy. If `asked` contains two nodes for a file, and the second is known to be
-        faster, the two are exchanged (see `Routing`). The source is then compared with the first
-        node. The result is written into `asked`.
+        """Chooses between the source and a node, for files that a node is known to have completely.
+        If `asked` contains two nodes for a file, and the second is known to be faster, the two are
+        exchanged (see `Routing`). The source is then compared with the first node. The result is
+        written into `asked`.
 
         asked : (n, MONARCH_ASKED) the nodes that the fill of each file asks. If the source is
             chosen, the fill asks no node. MONARCH_HAS_IT is added to the number of a node that has
@@ -129,7 +129,7 @@ class RouteChooser:
         throughput.look()
         queues = engine.queues(len(self._peers) + 1).astype(np.int64)
         pending = engine.pending(in_use=True) + engine.pending(in_use=False)
-        # The number of peers that are being asked. They share the engine's threads for peers
+        # The number of peers that are being asked. These peers share the engine's threads for peers
         # (schedule.c).
         busy = max(1, int((queues > 0).sum()))
         return Routing(

@@ -54,7 +54,7 @@ class ReplicaServer(PeerServer):
         for number, tier in enumerate(tiers):
             if tier is not None:
                 lib.monarch_holdings_tier(self._c, number, tier.fd)
-        # The C code reads the catalog's shared memory. This reference keeps it mapped.
+        # The C code reads the catalog's shared memory. This reference keeps that memory mapped.
         self._catalog: CatalogReader | None = None
         self.follow_catalog()
         lib.monarch_engine_holdings(engine.c, self._c)
@@ -70,8 +70,8 @@ class ReplicaServer(PeerServer):
 
     def keep(self, ids: Ids, is_kept: Bools, moved_to: Int32s) -> None:
         """Sets which of these files this node keeps. When a peer requests a file that this node
-        keeps, this node fills it. When a peer requests a file that this node has passed on to
-        another node, the peer is redirected to that node.
+        keeps, the file is filled on this node. When a peer requests a file that this node has
+        passed on to another node, the peer is redirected to that node.
 
         ids : (n,) the files' catalog entries;  is_kept : (n,) whether this node keeps each file
         moved_to : (n,) the node to which each file was passed on, NOBODY for none
@@ -84,9 +84,10 @@ class ReplicaServer(PeerServer):
         lib.monarch_holdings_keep(self._c, len(ids), entries, kept)
 
     def moved_here(self) -> Ids:
-        """Returns the files whose owner this node has become since the last call, (n,). This
-        happens, for example, if the earlier owner has passed a file on to this node for lack of
-        room. This node learns of it when a peer that regards it as the owner requests the file."""
+        """Returns the files that this node has begun to own since the last call, (n,). For example,
+        the earlier owner of a file had no room for the file, and has passed it on to this node.
+        This node learns of the change when a peer that regards it as the owner requests the
+        file."""
         ids = np.zeros(lib.MONARCH_MOVED, dtype=np.uint64)
         count = lib.monarch_holdings_moved(self._c, pointer(ids))
         return ids[:count]

@@ -20,8 +20,8 @@ LEVELS: int = lib.MONARCH_LEVELS
 # MEMORY_S : earlier measurements lose weight exponentially with this time constant [s].
 # LOOK_S : the shortest interval between two measurements [s].
 MEMORY_S, LOOK_S = 1.0, 0.1
-# Each place has one rate for each level. The rate of a level is out of date if the same place has a
-# rate of another level that was measured more than this time [s] later.
+# Each place has one rate for each level. A rate is out of date if the rate of another level of the
+# same place was measured more than this time [s] later.
 PAST_S = 3.0
 # If a place has sent nothing for SILENT_NS [ns], its rate is assumed to be SILENT_RATE [bytes/s].
 SILENT_NS, SILENT_RATE = 250_000_000, 1e3

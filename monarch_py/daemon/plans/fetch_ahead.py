@@ -1,10 +1,11 @@
 """Fetches the files of access plans before programs use them.
 
-Files that this node keeps are fetched into its tiers, all others into the staging area. The window
-consists of the files that are used next. It ends where its files for the staging area would fill
-the staging area. The files in the window are fetched in exactly the order of access (section 2 of
-the NoPFS paper, rule 1), but after files that readers wait for. Of the files behind the window,
-only those that this node keeps are fetched, in the order of their first use.
+Files that this node keeps are fetched into its tiers, all others into the staging area. The files
+that are used next form the window. The window's length is limited: those of its files that are
+fetched into the staging area must fit there together. The files in the window are fetched in
+exactly the order of access (section 2 of the NoPFS paper, rule 1), but after files that readers
+wait for. Of the files behind the window, only those that this node keeps are fetched, in the order
+of their first use.
 """
 
 import math
@@ -39,7 +40,7 @@ MEMORY_S = 2.0
 
 
 class FetchAhead:
-    """Orders that files be fetched before programs use them, and tells the policy which files are
+    """Makes the filler fetch files before programs use them, and tells the policy which files are
     used next. Runs in the daemon's loop and never blocks."""
 
     def __init__(self, filler: Filler, trackers: Sequence[PlanTracker]) -> None:
@@ -67,8 +68,8 @@ class FetchAhead:
         self._begun: Ids = NO_IDS  # files whose fetch was ordered and has perhaps not ended yet
 
     def opened(self, ids: Ids) -> None:
-        """Notes files that programs have opened. Nothing has to be fetched for these uses any
-        more."""
+        """Records that programs have opened these files, so that nothing is fetched for these uses
+        any more."""
         self._pace.note(len(ids), time.monotonic())
         self.filler.readahead.opened(ids)
         self._paged = self._paged[~np.isin(self._paged, ids)]
@@ -105,7 +106,7 @@ class FetchAhead:
         inside = np.cumsum(np.where(staged, takes, 0)) <= window
         self._horizon = int(inside.sum())
         self._queue = ids[self._is_absent(ids) & inside & (~staged | (takes <= capacity))]
-        # The copies of some of these files are in slow tiers. They are read into the page cache,
+        # Some of these files have copies in slow tiers. These copies are read into the page cache,
         # but not more than `window` bytes.
         paged = ids[self.filler.readahead.is_for(ids)]
         sizes = catalog.entries["size"][paged]

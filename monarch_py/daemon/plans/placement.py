@@ -100,8 +100,8 @@ class PlacementTask:
             np.minimum.at(first, at, first_use)
             found[i] = replace(found[i], used=first_use != NEVER)
         # Between two equally good placements, the sequence of the files decides. So the sequence
-        # must be the same on all nodes. It may differ between the nodes' catalogs, so the files are
-        # sorted by their hashes here.
+        # must be the same on all nodes. The nodes' catalogs may list the files in different
+        # sequences, so the files are sorted by their hashes here.
         order = np.argsort(self.catalog.entries["hash"][ids], kind="stable")
         back = np.argsort(order, kind="stable")
         agreed = self._share_out(good, [back[at] for at in where], ids[order], sizes[order])
@@ -118,8 +118,9 @@ class PlacementTask:
         return PlacementResult(found, ids, holders, tier, ids[kept])
 
     def find(self, tracker: PlanTracker) -> Found:
-        """Finds the catalog entries of a plan's files, and computes this node's first two runs of
-        the plan. `Found.used` stays empty; `make` sets it."""
+        """Finds the catalog entries of a plan's files. Also computes the first two runs of the plan
+        on this node: a run lists the files that the node uses in one section of an epoch.
+        `Found.used` stays empty; `make` sets it."""
         entries, problem = [], ""
         for index in tracker.plan.datasets:
             found, why = self._find_files(index)
@@ -152,9 +153,9 @@ class PlacementTask:
     def _share_out(
         self, good: list[int], where: list[Any], ids: Ids, sizes: Uints
     ) -> tuple[Holders, Bools]:
-        """Returns the holders of each file (the nodes that keep it), the owner first, and for each
-        file whether this node is a holder. Every node computes the same holders, from the plans,
-        the catalog and the nodes' quotas.
+        """Returns the nodes that keep each file (its holders), with the owner first. Also returns
+        for each file whether this node is a holder. Every node computes the same holders, from the
+        plans, the catalog and the nodes' quotas.
 
         good : the indices of the plans that can be followed
         where : for each of these plans, the position of each of its files in `ids`
@@ -189,8 +190,8 @@ class PlacementTask:
         return placed.holders(), mine
 
     def _check_quotas(self, good: list[int]) -> None:
-        """Logs a warning if the quota per node that a plan assumes is larger than the room of the
-        node with the least room."""
+        """Logs a warning if a plan assumes more room on each node than the node with the least room
+        has."""
         assert self.nodes is not None
         room = min(sum(member.quotas) for member in self.nodes.cluster.members)
         loaders = [part.loader for i in good for part in self.trackers[i].timeline.parts]

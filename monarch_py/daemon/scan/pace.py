@@ -4,14 +4,14 @@ from collections import deque
 
 from monarch_py.scan.walk import ALL_NAMES
 
-# The lead of the scan is the number of files that it has found and that are not filled yet. The
-# lead is limited, because the kernel caches a file's attributes for only about a second after the
-# scan has requested them. A fill that begins or ends after that second has to request them again.
-# The limit is the number of files that are filled in AHEAD_S [s], but at least a minimum. The
-# minimum is LEAST files or as many files as have RISING_BYTES [bytes] together, whichever is less,
-# but at least one file. For this, each file is assumed to have the mean size of the files that
-# programs open at the source. The scan takes names in portions (PORTION in csrc/scan/scan.h), so it
-# may exceed the limit by one portion.
+# The lead of the scan is the number of files that the scan has found and that are not filled yet.
+# The lead is limited, because the kernel caches a file's attributes for only about a second after
+# the scan has requested them. A fill that begins or ends later has to request the attributes again.
+# The limit is the number of files that are filled in AHEAD_S [s], but not less than a minimum. The
+# minimum is LEAST files, or as many files as have RISING_BYTES [bytes] together if these are fewer,
+# but at least one file. (These files are assumed to have the mean size of the files that programs
+# open at the source.) The scan takes names in portions (PORTION in csrc/scan/scan.h), so it may
+# exceed the limit by one portion.
 AHEAD_S, LEAST = 0.4, 8
 # The limit on the lead follows from the rate of fills [files/s]. The rate is measured in each
 # iteration of the daemon's loop, so that the limit rises soon when a job begins to fill many small
@@ -20,8 +20,7 @@ AHEAD_S, LEAST = 0.4, 8
 # number of files of mean size that have RISING_BYTES [bytes] together.
 RISING_BYTES = 8 << 20
 # Each call of `ScanPace.step` can allow the scan to examine a number of further names. If the scan
-# has found nothing among the names that were allowed last, further names are allowed only when this
-# time [s] has passed.
+# has found nothing among the latest of these names, it gets further names only after this time [s].
 LOOK_S = 0.2
 # In the first AHEAD_S seconds after fills have begun, the rate of fills still rises. During this
 # time, `lasts_s` assumes that files are filled RISE times as fast as measured. So the daemon's loop
@@ -47,7 +46,7 @@ class ScanPace:
     """Keeps the scan from running far ahead of programs. If the scan examines a file long before
     the file is read or filled, the file's attributes are requested from the source twice.
 
-    now_s : the present time, as in all methods [s]
+    now_s : the present time [s], on the clock that is used for `now_s` in all methods
     awaits_s : if a program is about to begin, how long the scan waits for the program's first open
         of a file [s], for example AWAIT_S; otherwise 0
     """

@@ -38,13 +38,13 @@ NAMES = 4
 # each directory, at most this many of these files are examined.
 LOOKS = 64
 # The scan runs without a limit while many of the files that it finds have copies of earlier
-# sessions. The limit applies again when the files without such a copy outnumber the files with one
-# by more than MISSES.
+# sessions. The limit applies again when the files without such a copy outnumber the files with such
+# a copy by more than MISSES.
 MISSES = 256
 # The catalog's memory is reduced to what it needs this long after the end of a scan [s]. This takes
 # 5 ms of processor time for 20,000 files. The scan stays slightly ahead of the job, so it often
-# ends together with the first epoch. The second epoch may be short, so the delay keeps this work
-# out of it.
+# ends together with the first epoch. Because of the delay, the work is not done during the second
+# epoch if that is short.
 FIT_AFTER_S = 5.0
 # Opens are counted for at most this many directories. When a further directory is to be counted,
 # all counts are reset.
@@ -152,7 +152,8 @@ class Scanner:
         self._stuck: dict[int, int] = {}
         self._current: Source | None = None
         self._fit_at_s = math.inf  # when the catalog is shrunk, as a value of time.monotonic() [s]
-        # How often programs have opened files in each directory that were not in the catalog.
+        # For each directory: how often programs have opened files in it that were not in the
+        # catalog.
         self._opened: Counter[Path] = Counter()
         # For each directory: the number of its subdirectories whose listing was requested because
         # programs read files in them.
@@ -267,9 +268,9 @@ class Scanner:
 
     def allow(self, wanted: int, more_others: int) -> None:
         """Sets how many names the scan may examine, with the arguments of `Walk.allow`. There is an
-        exception, because sources are scanned one after the other. Programs may read a source that
-        still waits for its scan, but not the source that is being scanned. The present scan then
-        gets no limit, so that it ends soon."""
+        exception, because sources are scanned one after the other. If programs read a source that
+        still waits for its scan, but not the source that is being scanned, the present scan gets no
+        limit. It then ends soon, and makes way for the next one."""
         current = self._current
         is_in_the_way = (
             current is not None
@@ -375,8 +376,8 @@ class Scanner:
     def _insert(self, source: Source, entries: Array, pool: Any, renames: int) -> None:
         """Adds new files to the catalog, and finds the copies of these files that earlier sessions
         have made. Files that the configuration excludes get the state BYPASS. If a directory was
-        renamed after the files were examined, their paths may be wrong. In this case, they get the
-        state BYPASS too, and are looked up again.
+        renamed after the files were examined, the files' paths may be wrong. In this case, all of
+        the files get the state BYPASS, and are looked up again.
 
         pool : the C array that contains the paths of the files
         renames : how many directories had been renamed before the files were examined
@@ -441,8 +442,8 @@ class Scanner:
 
     def take_hints(self) -> Ids:
         """Processes the files that clients have opened and that were not in the catalog at that
-        time. Has each file that is worth a copy looked up at the source. Returns the entries of
-        those files that are in the catalog by now, so that they can be filled."""
+        time. If such a file is worth a copy, lets a thread look up the file at the source. Returns
+        the entries of those files that are in the catalog by now, so that they can be filled."""
         self.note_met()
         told = self.shared.scan_hints(self._stuck)
         for number, opened in told:
@@ -505,7 +506,7 @@ class Scanner:
         return np.array([entry for entry in found if entry >= 0], dtype=np.uint64)
 
     def _note_opened(self, number: int, directory: str, files: int = 1) -> None:
-        """Counts files of a directory that programs have opened before the files were in the
+        """Records that programs have opened files of a directory before these files were in the
         catalog. Requests the directory's listing when there have been NAMES such files.
 
         files : how many more such files there are
@@ -515,8 +516,8 @@ class Scanner:
 
     @staticmethod
     def _reaches_names(counted: Counter[Path], place: Path, more: int = 1) -> bool:
-        """Adds `more` to a directory's count. Returns whether the count was below NAMES before, and
-        is not below NAMES now."""
+        """Adds `more` to a directory's count. Returns whether the count has reached NAMES now, but
+        had not reached it before."""
         if len(counted) == MOST_COUNTED:
             counted.clear()
         counted[place] += more

@@ -38,8 +38,8 @@ class Parts:
 
         is_deep : whether all its subdirectories are to be listed too
 
-        Returns False, and adds nothing, if an earlier call has requested the listing already: by
-        the same arguments, or by adding the directory or one above it with `is_deep`.
+        Returns False, and adds nothing, if the listing was requested before: by a call with the
+        same arguments, or by a call with `is_deep` for the directory or one above it.
         """
         if self._covers(directory) or (not is_deep and directory in self._flat):
             return False
@@ -129,8 +129,8 @@ class Source:
     def begin(
         self, config: Config, doorbell: Any, known: tuple[Any, Any, int], allowed: tuple[int, int]
     ) -> bool:
-        """Starts listing the requested directories. If the root cannot be opened, logs this and
-        returns False. Files of this source that are not in the catalog then get no copies."""
+        """Starts listing the requested directories. If the root cannot be opened, logs a warning
+        and returns False. Files of this source that are not in the catalog then get no copies."""
         directories, is_deep = self._parts.take()
         self.becomes_whole = is_deep and "" in directories
         # The record is large and is used only once, so its reference is dropped here.
