@@ -15,8 +15,8 @@ def _have_streams() -> None:
 
 
 def main() -> None:
-    """The entry point. Runs the command and exits with its status. An interrupt during the imports
-    ends the process without a traceback. Later interrupts are handled by the commands."""
+    """The entry point. Runs the command and exits with its status. Ctrl-C during the imports ends
+    the process without a traceback. After the imports, each command handles Ctrl-C itself."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     _have_streams()

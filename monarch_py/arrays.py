@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from monarch_py.native import ffi
 
-# The types of numpy arrays, by the type of their elements. The elements of `Ids` are indices of
-# entries in the catalog.
+# Types of numpy arrays, named after their elements. `Ids` are indices of entries in the catalog.
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -22,8 +21,8 @@ Uints = npt.NDArray[np.uint64]
 Ids = Uints
 NO_IDS: Ids = np.zeros(0, dtype=np.uint64)
 
-# C_TYPES: numpy dtype -> name of the same type in C. `struct_dtype` adds the C structs. `pointer`
-# looks up the dtype of its array here.
+# Numpy dtype -> name of the same type in C. `struct_dtype` adds the C structs. `pointer` uses the
+# dictionary.
 INTEGERS = ("int8", "uint8", "uint16", "uint32", "uint64", "int32", "int64")
 C_TYPES: dict[np.dtype[Any], str] = {np.dtype(name): f"{name}_t" for name in INTEGERS}
 C_TYPES[np.dtype(np.float64)] = "double"

@@ -68,6 +68,6 @@ def not_null(pointer: Any, why_not: str) -> Any:
 
 
 def path_hash(path: bytes) -> int:
-    """Returns the XXH3-64 hash of a relative path. The hash in the path's catalog entry is a
-    different one, which also includes the number of the source."""
+    """Returns the XXH3-64 hash of a relative path. The catalog uses another hash, which also covers
+    the number of the source."""
     return int(lib.monarch_xxh3_of(path, len(path)))

@@ -24,7 +24,7 @@ from monarch_py.yaml_files.nodes import Document, KeyPath, Spot, load_document
 # The environment variables that name the user's configuration file, the site's configuration file,
 # and the datasets of a job.
 USER, SITE, SOURCES = "MONARCH_CONFIG", "MONARCH_SITE_CONFIG", "MONARCH_SOURCE"
-# The end of the hint in an error message about a file that the user cannot change.
+# The end of hints in error messages about the site's configuration file and the site's limits.
 ASK = "or ask your site's administrator"
 # The path of the site's configuration file, relative to the installation, if SITE is not set.
 SITE_FILE = Path("etc/monarch/site.yaml")
@@ -36,8 +36,8 @@ class Layer:
     """The values that one layer sets.
 
     name : "site", "user", "environment" or "command line"
-    given : the values, by the names of the fields in Config
-    top : the root of the layer's document, for error messages
+    given : name of a field of Config -> its value in this layer
+    top : the position of the layer's root, for error messages
     """
 
     name: str
@@ -49,11 +49,11 @@ class Layer:
 class Layers:
     """All layers of a configuration, the lowest first, and their merged values.
 
-    given : the merged values, by the names of the fields in Config
-    top : the root of a merged document, for error messages. The merged document has no text. It
-        only stores where each key and each item of `given` is written
-    file : the file of the highest layer that defines tiers; if none does, the file of the highest
-        layer that is a file. This file identifies the daemon's session
+    given : name of a field of Config -> its merged value
+    top : the position of the root, for error messages. The position's document has no text, but
+        records where each key and each item of `given` is written
+    file : the file that identifies the daemon's session. It is the user's file, but the site's file
+        in two cases: there is no user's file, or only the site's file has tiers
     """
 
     layers: tuple[Layer, ...]
@@ -74,8 +74,8 @@ class Layers:
 
     @property
     def lack_sources(self) -> bool:
-        """Whether the site's file is the only layer, and names no dataset. This is valid, because a
-        site may let its users choose the datasets."""
+        """Whether the site's file is the only layer, and names no dataset. Such a configuration is
+        valid: the site lets its users choose the datasets."""
         return "sources" not in self.given and all(each.name == "site" for each in self.layers)
 
     def of(self, spot: Spot) -> str:
@@ -84,7 +84,7 @@ class Layers:
 
 
 def installation() -> Path | None:
-    """The prefix of the installation, which is the directory that contains `bin`; None in a
+    """The directory that contains the installation's `bin`; None if Monarch runs from a
     checkout."""
     packages = Path(__file__).resolve().parents[2]  # lib/python3.11/site-packages
     is_installed = packages.name in ("site-packages", "dist-packages")
@@ -92,8 +92,8 @@ def installation() -> Path | None:
 
 
 def site_file() -> Path | None:
-    """The path of the site's configuration file; None if there is none, or if MONARCH_SITE_CONFIG
-    is set but empty."""
+    """The path of the site's configuration file; None if there is no such file, or if
+    MONARCH_SITE_CONFIG is set but empty."""
     named = os.environ.get(SITE)
     if named is not None:
         return Path(named) if named else None
@@ -223,11 +223,11 @@ def _together(layers: Sequence[Layer]) -> Layers:
 def _lay_over(
     given: dict[str, Any], spots: dict[KeyPath, Spot], layer: Layer, name: str, attribute: str
 ) -> None:
-    """Sets the key `name` in `given` to its value in `layer`, which replaces the value from lower
-    layers. In an inner mapping, only the keys that `layer` has are replaced.
+    """Puts the value of the key `name` in `layer` into `given`, in place of the value from lower
+    layers. Of an inner mapping, only the keys that `layer` has are replaced.
 
-    spots : the position of each value in `given`. This function updates it, as it does `given`
-    attribute : the name of the field of Config that holds the key
+    spots : where each value of `given` is written; this function updates `spots` too
+    attribute : the field of Config for the key
     """
     value, below = layer.given[attribute], given.get(attribute)
     ours = {
@@ -253,9 +253,9 @@ def _as_described(
     spots: dict[KeyPath, Spot],
     ours: dict[KeyPath, Spot],
 ) -> tuple[SourceConfig, ...]:
-    """Returns the datasets that a layer names. If the layer sets only the path of a dataset, and a
-    lower layer has an entry for this path, the entry of the lower layer is returned. Then the
-    positions of the keys in this entry are added to `ours`.
+    """Returns the datasets that a layer names. If the layer gives only a dataset's path, and a
+    lower layer has an entry with this path, the lower layer's entry is returned. The positions of
+    its keys are added to `ours`.
 
     named, ours : the datasets of the layer, and the positions of the layer's keys
     below, spots : the datasets of the lower layers, and the positions of the lower layers' keys
@@ -273,13 +273,12 @@ def _as_described(
 
 
 def no_configuration() -> ConfigError:
-    """The error to raise if there is no configuration, either of the user or of the site."""
+    """The error to raise if neither the user nor the site has a configuration."""
     return ConfigError("no configuration is named; give -c tiers.yaml or set MONARCH_CONFIG")
 
 
 def no_dataset(site: Path) -> ConfigError:
-    """The error to raise if no dataset is named, either by the site's configuration or by the
-    user."""
+    """The error to raise if neither the site's configuration nor the user names a dataset."""
     return ConfigError(
         f"no dataset is named, and {site} names none either; set MONARCH_SOURCE=/the/dataset, or"
         " give --source /the/dataset"

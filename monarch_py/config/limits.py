@@ -16,16 +16,15 @@ from monarch_py.yaml_files.nodes import Spot
 
 
 def within_limits(config: Config, top: Spot) -> Config:
-    """Checks the quotas, and then returns `lowered(config, top)`. Raises ConfigError if the sum of
-    some tiers' quotas exceeds its limit, or if a value that a layer sets does."""
+    """Checks the quotas, and then returns `lowered(config, top)`. Raises ConfigError if a sum of
+    quotas, or a value that a layer sets, exceeds the site's limit."""
     _check_quotas(config, top)
     return lowered(config, top)
 
 
 def lowered(config: Config, top: Spot) -> Config:
-    """Lowers each default that exceeds a limit of the site to this limit, and returns the new
-    configuration. Raises ConfigError if a value that a layer sets exceeds its limit. Does not check
-    quotas."""
+    """Returns the configuration with the site's limits in place of the defaults that exceed them.
+    Raises ConfigError if a value that a layer sets exceeds its limit. Quotas are not checked."""
     limits, asked = config.limits, config.source_limits
     at = top.of("source_limits")
     threads = _least(top, "shared_tpool_size", config.copy_threads, limits.copy_threads)
@@ -49,7 +48,7 @@ def _least(
 
     at : the position of the mapping to which the key belongs
     value : the key's value; None for no limit
-    most : the site's limit for the key; None if there is none
+    most : the site's limit for the key; None if the site sets none
     tell : a function that returns the text of a value, for the error message
     """
     if most is None or (value is not None and value <= most):
@@ -86,9 +85,9 @@ def _check_quotas(config: Config, top: Spot) -> None:
 
 
 def _shares(mount_point: Path, directory: Path) -> bool:
-    """Whether the quota limit of a directory applies to a tier. It applies to all tiers on the
-    directory's file system, and to all tiers below the directory. A tier below the directory may be
-    on another file system, such as a ZFS dataset."""
+    """Whether the quota limit of a directory applies to a tier. The limit applies to all tiers on
+    the directory's file system, and to all tiers below the directory. A tier below the directory
+    may be on another file system, such as a ZFS dataset."""
     if Path(os.path.realpath(mount_point)).is_relative_to(os.path.realpath(directory)):
         return True
     device = _device(directory)

@@ -37,19 +37,19 @@ from monarch_py.yaml_files.nodes import Spot
 SOURCE_HINT = "correct the path; is the file system mounted here?"
 TIER_HINT = "create the directory or correct the path"
 
-# A directory or pack that the configuration names, and where the configuration names it.
+# The path of a directory or file that the configuration names, and where the path is written.
 _Place = tuple[Path, Spot]
 
 
 def load_config(
     path: str | os.PathLike[str], *, with_sources: bool = True, sources: Sequence[Path] = ()
 ) -> Config:
-    """Reads and checks a configuration. It consists of the file at `path`, which is the user's or
-    the site's configuration file, and of the other layers (`layers.read_layers`).
+    """Reads and checks the configuration at `path`, which is the user's file or the site's. The
+    other layers of the configuration are added to it (`layers.read_layers`).
 
-    with_sources : False for a caller that needs only the tiers. Then no source is examined. So the
-        configuration may lack sources, a source may be missing, and its file system may hang. The
-        real_path of each source is its path
+    with_sources : False if the caller needs only the tiers. Then no source is examined: sources may
+        be missing, and their file systems may hang. Each source's `real_path` is then set to its
+        `path`
     sources : the datasets that the command line names
 
     Raises ConfigError if a file cannot be read or the configuration cannot work on this machine.
@@ -134,8 +134,8 @@ def _check_packs(packs: Sequence[_Place]) -> None:
 
 
 def _refuse_hanging(places: Sequence[_Place]) -> None:
-    """Raises ConfigError if the file system of one of these paths hangs. Call this function before
-    this process accesses any of them."""
+    """Raises ConfigError if the file system of one of the `places` hangs. Call this function before
+    any other access to the places, because that access would hang too."""
     spots = dict(places)
     for path in hanging(list(spots)):
         raise spots[path].error(
@@ -208,7 +208,8 @@ def _tier(tier: TierConfig, level: Spot, config: Config) -> TierConfig:
 
 def _staging(config: Config, top: Spot) -> TierConfig | None:
     """Checks and returns the staging area; None if the configuration has none. The staging area
-    counts as a tier for the limit MAX_TIERS, because it gets the number after the last tier's."""
+    counts as a tier for the limit MAX_TIERS, because it has a tier's number: the one after the last
+    tier's."""
     area, spot = config.staging_area, top.of("staging")
     if area is None:
         return None
@@ -221,8 +222,8 @@ def _staging(config: Config, top: Spot) -> TierConfig | None:
 
 
 def _check_area(tier: TierConfig, level: Spot) -> None:
-    """Raises ConfigError if no copies can be made in the tier's directory, or if its file system is
-    smaller than the tier's quota."""
+    """Raises ConfigError if no copies can be made in the tier's directory, or if the directory's
+    file system is smaller than the tier's quota."""
     mount_point, spot = tier.mount_point, level.of("mount_point")
     if (kind := disk.kernel_file_system(mount_point)) is not None:
         raise spot.error(
@@ -284,7 +285,8 @@ def _kind(tier: TierConfig, level: Spot) -> str:
             "is 'ssd', but the mount point is in memory; Monarch watches the memory limit only for"
             " type 'ram'"
         )
-    # This is not an error, because copies in memory outlive the daemon and can serve the next job.
+    # A persistent tier in memory only gives a warning, because its copies outlive the daemon and
+    # can serve the next job.
     if tier.persistent and in_ram:
         level.of("persistent").warn(
             "copies in memory outlive the daemon, but not a restart of the node"
@@ -318,10 +320,10 @@ def _check_places(
     """Raises ConfigError in three cases: if a path is not a directory; if two tiers have the same
     directory; if a source overlaps with another source, a tier or the staging area. Two directories
     overlap if they are the same, or if one contains the other. The staging area may have the same
-    mount point as a tier, because its copies are in a directory of their own.
+    mount point as a tier, because staged copies lie in a directory of their own.
 
-    Call this function before the other checks of a tier. Otherwise those would advise a user who
-    has named a source as a tier to make the source writable.
+    Call this function before the other checks of a tier. A user may have named a source as a tier,
+    and the other checks would advise the user to make the source writable.
     """
     for path, spot in sources:
         _check_directory(path, spot, SOURCE_HINT)

@@ -1,26 +1,25 @@
 """Selects files of a source by comparing their paths with globs.
 
-The globs of one list are compiled into one regular expression, which is used for many paths. A
-plain translation would backtrack: matching `*a*a*a*b` with one long name would keep the scan busy
-for hours. Here each star, except the last, stops at the first match of the text that follows the
-star in the glob. Later matches need not be tried, because they leave less of the name for the rest
-of the glob: if the rest fails after the first match, it also fails after every later one.
-`fnmatch.translate` does the same for names without directories.
+The globs of one list are compiled into one regular expression, which is used for many paths. In a
+plain translation, each star would try all lengths: matching `*a*a*a*b` with one long name would
+keep the scan busy for hours. Here each star, except the last, takes as few characters as possible,
+and no other length is tried. A longer star cannot help, because it leaves less of the name for the
+rest of the glob. `fnmatch.translate` does the same for names without directories.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-# Matches one step of a glob. `**/` is one step with its slash, because it may match no directory at
-# all, and then the path has no slash there.
+# Matches one step of a glob. In the step `**/`, the slash is included: if `**/` matches no
+# directory, the path has no slash at this place either.
 _STEP = re.compile(
     r"(?P<dirs>(?:\*\*/)+) | (?P<deep>\*\*+) | (?P<star>\*) | (?P<one>\?)"
     r" | \[(?P<negate>[!^]?)(?P<set>\][^\]]*|[^\]]+)\] | \\(?P<escaped>.) | (?P<plain>[^\\\[])",
     re.VERBOSE | re.DOTALL,
 )
-# Regular expressions. _STAR: characters within one name. _DEEP: any characters, slashes included.
-# _DIRECTORIES: any number of complete names, each followed by a slash.
+# Regular expressions. _STAR: any characters except slashes. _DEEP: any characters. _DIRECTORIES:
+# any number of complete names, each followed by a slash.
 _STAR, _DEEP, _DIRECTORIES = "[^/]*", ".*", "(?:[^/]*/)*"
 
 
@@ -94,8 +93,8 @@ def _expression(parts: Iterator[str], numbers: Iterator[int]) -> str:
 
 def _block(block: list[tuple[str, str]], numbers: Iterator[int], *, is_last: bool) -> str:
     (star, fixed), *inner = block
-    # Unlike the other stars, the last star does not stop at the first match of the text after it,
-    # because this text must match at the end of the path.
+    # The last star may take any number of characters, because the text after it must match at the
+    # end of the path.
     tail = "".join(inner.pop()) if is_last and inner else ""
     text = "".join(_earliest(f"{each}?{after}", numbers) for each, after in inner) + tail
     if is_last or not star:

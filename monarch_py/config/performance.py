@@ -36,7 +36,7 @@ class _Links(Keys):
 
 @dataclass(frozen=True, slots=True)
 class _Measured(Keys):
-    """pfs : the source's rate by the number of clients; `monarch calibrate -o` writes it
+    """pfs : the source's rate for each number of clients; `monarch calibrate -o` writes it
     rates : the other rates; `monarch calibrate -o` writes them"""
 
     OPEN: ClassVar[bool] = True
@@ -48,7 +48,7 @@ def load_performance(file: Path) -> Performance:
     """Returns the rates in a scenario. If the file is not a scenario, raises ConfigError, which
     names the file, the line and the key."""
     measured = read_as(*load_document(file, "calibration", "'pfs' and 'rates'"), _Measured)
-    # The rate of one client is taken from the measurement with the fewest clients. It is their
-    # total rate divided by their number (NoPFS, section 4: t(g) / g).
+    # The rate of one client: the total rate in the measurement with the fewest clients, divided by
+    # the number of these clients (NoPFS, section 4: t(g) / g).
     fewest = min(measured.pfs)
     return Performance(measured.pfs[fewest] / fewest, measured.rates.network)

@@ -1,7 +1,8 @@
 """The keys of a configuration, and the objects of a checked configuration.
 
 Each class has two purposes. Its fields declare the keys of a YAML mapping (see yaml_files/keys.py).
-Its objects are parts of a checked configuration. If a field has a unit, its name includes it.
+Its objects are parts of a checked configuration. The name of a field with a unit ends with the
+unit.
 """
 
 import hashlib
@@ -129,13 +130,14 @@ class SourceConfig(Keys):
     pack: PackFile | None = None
 
     def words(self) -> dict[str, Any]:
-        """Returns the source in JSON's types, for the request that adds it to a daemon."""
+        """Returns the fields as values of JSON's types, for the request that adds this source to a
+        daemon."""
         paths = {"path": str(self.path), "real_path": str(self.real_path)}
         return {**asdict(self), **paths, "pack": None if self.pack is None else str(self.pack)}
 
     @classmethod
     def from_words(cls, words: Mapping[str, Any]) -> "SourceConfig":
-        """Returns the source that a result of the method `words` describes."""
+        """Makes a source from a result of the method `words`."""
         paths = {name: Path(words[name]) for name in ("path", "real_path", "pack") if words[name]}
         lists = {name: tuple(words[name]) for name in ("include", "exclude")}
         return cls(**{**words, **paths, **lists})
@@ -173,7 +175,7 @@ class PeersConfig(Keys):
 
 @dataclass(frozen=True, slots=True)
 class TierConfig(Keys):
-    """A directory for copies. In a checked configuration, its kind is 'ram' or 'ssd'. Copies in a
+    """A directory for copies. In a checked configuration, `kind` is 'ram' or 'ssd'. Copies in a
     'ram' tier count as memory.
 
     mount_point : the directory that holds the copies
@@ -358,8 +360,8 @@ class Config(Tuning):
 
     @property
     def settings(self) -> str:
-        """A digest of all settings except the sources. If a job's digest differs from that of the
-        daemon that it uses, the user is warned."""
+        """A digest of all settings except the sources. The user is warned if a job's digest differs
+        from its daemon's."""
         alike = replace(self, sources=(), files=(), warnings=())
         return hashlib.sha256(repr(alike).encode()).hexdigest()
 

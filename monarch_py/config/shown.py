@@ -15,8 +15,7 @@ from monarch_py.yaml_files.keys import Declared, Keys, all_declared, declared
 from monarch_py.yaml_files.nodes import KeyPath, Spot
 
 DEFAULT = "default"
-# For each key in an inner mapping of a configuration: the name of the key -> the name of the
-# mapping, such as `tuning`.
+# Key -> the group in which users write the key, such as `tuning`. Keys without a group are missing.
 GROUPS = {name: group for group, keys in Config.GROUPS.items() for name in declared(keys)}
 
 
@@ -25,7 +24,7 @@ class Value:
     """The value of a key, and the layer from which it comes.
 
     layer : "site", "user", "environment", "command line" or "default"
-    place : the file and the line, the variable or the option; "" for a default
+    place : where the value is set: a file and a line, a variable, or an option; "" for a default
     """
 
     key: str
@@ -68,9 +67,8 @@ def _values(
 
 
 def _limit(layers: Layers, key_path: KeyPath, value: Any, each: Declared) -> Spot | None:
-    """Returns where the site's limit is written if the default of a key was lowered to this limit.
-    Returns None if the value is the unchanged default. Call this function only for keys that no
-    layer sets."""
+    """If the default of a key was lowered to the site's limit, returns the position of the limit.
+    Otherwise returns None. Call this function only for keys that no layer sets."""
     is_lowered = value != each.field.default and value not in (None, MISSING, (), {})
     return layers.top.document.spots.get(("limits", key_path[-1])) if is_lowered else None
 

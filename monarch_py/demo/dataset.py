@@ -26,8 +26,8 @@ from monarch_py.util.units import MIB, format_size
 
 Bytes = NDArray[np.uint8]
 
-# The smallest allowed size of a dataset [bytes]. In a smaller one, a directory would have fewer
-# than four images.
+# The smallest allowed size of a dataset [bytes]. In a smaller dataset, some directory would have
+# fewer than four images.
 MIN_SIZE_BYTES = 2 * MIB
 
 N_CLASSES = 10
@@ -86,13 +86,13 @@ def make_dataset(directory: Path, *, size_bytes: int, seed: int) -> DatasetSumma
 def _images(
     patterns: NDArray[np.float64], n: int, random: np.random.Generator
 ) -> Iterator[tuple[Bytes, Bytes]]:
-    """Yields `n` images in steps of at most IMAGES_PER_STEP: labels (step,) uint8, and pixels
-    (step, *IMAGE_SHAPE) uint8."""
+    """Yields `n` images, at most IMAGES_PER_STEP at a time. Each item is a pair: the labels,
+    (step,) uint8, and the pixels, (step, *IMAGE_SHAPE) uint8."""
     for start in range(0, n, IMAGES_PER_STEP):
         step = min(IMAGES_PER_STEP, n - start)
         labels = random.integers(0, N_CLASSES, step, dtype=np.uint8)
-        # The noise in a cell is seven times as strong as the pattern, which covers 396 cells. So a
-        # single cell does not distinguish the classes. All cells together do.
+        # In each cell, the noise is seven times as strong as the pattern. So a single cell does not
+        # show an image's class, but all 396 cells together do.
         cells = 96 + 4 * patterns[labels] + 28 * random.normal(size=(step, *CELLS_SHAPE))
         coarse = np.clip(cells, 0, 191).astype(np.uint8)
         pixels = coarse.repeat(CELL, axis=1).repeat(CELL, axis=2)

@@ -41,8 +41,8 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 # A Python program that runs the command `monarch` of this package. The program's first argument is
-# PACKAGE_PARENT. This path replaces sys.path[0], the working directory. Otherwise Python would
-# import `monarch_py` from the working directory if it contains one, for example in a checkout.
+# PACKAGE_PARENT, which replaces the working directory in sys.path[0]. Otherwise a `monarch_py` in
+# the working directory, for example a checkout's, would be imported instead of this package.
 RUN_MONARCH = (
     "import sys; sys.path[0] = sys.argv.pop(1); from monarch_py.__main__ import main; main()"
 )
@@ -58,7 +58,7 @@ class Epoch:
 
     n_operations, n_bytes : the operations and bytes that reached the source; None if they are not
         counted
-    result : the numbers that must be equal without and with Monarch
+    result : the numbers that must not depend on whether Monarch is used
     """
 
     seconds: float
@@ -201,7 +201,7 @@ def _run_in_lockstep(
                     continue
                 counts.append(source.counts() if source else {})
                 # If the training script has died, the write fails, and the check of the exit status
-                # below reports it.
+                # below reports the script's end.
                 with suppress(BrokenPipeError):
                     process.stdin.write("go on\n")
                     process.stdin.flush()

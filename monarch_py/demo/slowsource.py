@@ -24,13 +24,13 @@ from typing import IO
 from monarch_py.errors import MonarchError
 from monarch_py.util.processes import end
 
-# Every control file contains two numbers: the text "SLOWSRC1" as a little-endian number, and the
-# version of the file's layout. The program and this module share the file.
+# This module and the program `slowsource` share a control file. Two of its words identify it: the
+# text "SLOWSRC1" as a little-endian number, and the version of the file's layout.
 CONTROL_MAGIC = 0x31435253574F4C53
 CONTROL_VERSION = 1
 
-# Time limits [s]. A mount takes 10 ms, and more on a busy machine. If it takes longer than the
-# limit, something is broken.
+# Time limits [s]. A mount takes 10 ms, and more on a busy machine. A mount that takes longer than
+# the limit is broken.
 MOUNT_LIMIT_S = 10.0
 UNMOUNT_LIMIT_S = 5.0
 # The pause [s] between two checks of whether the mount is up.
@@ -81,8 +81,8 @@ def why_unavailable(binary: Path | None = None) -> str | None:
 
 
 class SlowSource:
-    """Mounts `backing` at `mountpoint` for the duration of the context. Operations are counted, and
-    can be delayed or made to fail. Initially, no operation is delayed or fails.
+    """Mounts `backing` at `mountpoint` for the duration of a `with` block. Operations are counted,
+    and can be delayed or made to fail. Initially, no operation is delayed or fails.
 
     options : the mount's options, as benchmarks/slowsource.c defines them:
         keep_pages : the kernel keeps a file's cached pages across opens
@@ -92,11 +92,11 @@ class SlowSource:
             network link, like clients of one server. The rate must be set for each of them
         flush : each close of a file descriptor waits for the source, and is counted as an fsync
 
-    process : the process that serves the mount; None outside the context
+    process : the process that serves the mount; None outside the `with` block
 
-    Entering and leaving the context raise SlowSourceError if they fail. Leaving the context
-    detaches the mount and ends the program, even after an error, or while files are still open. If
-    this process is killed, the program detects this, unmounts and ends.
+    Entering and leaving the block raise SlowSourceError if they fail. Leaving the block detaches
+    the mount and ends the program, even after an error, or while files are still open. The program
+    also unmounts and ends if this process is killed.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ class _Control:
     """The control file, mapped into memory. Through this file, this process sets the rate and the
     latencies, and reads the counts. `control[name]` is the 8-byte word with this name.
 
-    offsets : the offset of each word [bytes], by the word's name, as `_layout` returns them
+    offsets : name of a word -> the word's offset [bytes], as `_layout` returns them
     """
 
     def __init__(self, path: Path, offsets: dict[str, int]) -> None:
@@ -285,8 +285,8 @@ class _Control:
 
 
 def _layout(binary: Path) -> dict[str, int]:
-    """Returns the offset [bytes] of each word in the control file, by the word's name. The program
-    prints these offsets."""
+    """Asks the program for the layout of the control file. Returns a dict: name of a word -> the
+    word's offset [bytes]."""
     printed = subprocess.run([binary, "--layout"], capture_output=True, text=True, check=False)
     try:
         pairs = [line.split() for line in printed.stdout.splitlines()]

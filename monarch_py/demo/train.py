@@ -83,8 +83,8 @@ def find_files(dataset: Path) -> list[Reader]:
 
 
 def features(image: Bytes) -> Floats:
-    """Returns the features of an image, (397,). Each cell and colour has a feature: the mean of
-    this colour in the cell, scaled to about -1 to 1. To save time, the mean is taken over every
+    """Returns an image's features, (397,). There is one feature for each cell and colour: the mean
+    of the colour in the cell, scaled to about -1 to 1. To save time, the mean is taken over every
     fourth pixel of every fourth row of the cell. The last feature is 1, for the bias.
 
     image : uint8 of the shape SHAPE

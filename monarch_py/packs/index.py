@@ -1,7 +1,7 @@
-"""The index of a pack: where in the tar each file's content is, and which version of the tar it
-describes.
+"""The index of a pack: where in the tar each file's content is, and the tar's size and modification
+time.
 
-The index lies next to the tar, as TAR.monarch.
+The index is a file next to the tar, with the name TAR.monarch.
 """
 
 import json
@@ -21,7 +21,7 @@ from monarch_py.plan.index import load_arrays, save_arrays
 
 FORMAT = "monarch pack 1"
 _MEND = "make the index again with `monarch pack DIR -o TAR --index-only`"
-# The arrays of an index file, each (members,) int64 or uint64.
+# The names of the arrays in an index file that have one int64 or uint64 for each member of the tar.
 COLUMNS = ("hashes", "offsets", "sizes", "mtimes_ns")
 
 
@@ -31,10 +31,10 @@ def index_path(pack: Path) -> Path:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackIndex:
-    """The members of a tar that are files of the packed directory, in the tar's order.
+    """The files of the packed directory that a tar contains, in the tar's order.
 
     pack_bytes, pack_mtime_ns : size and modification time of the indexed tar
-    pool : uint8, the files' paths relative to the directory, separated by NULs
+    pool : uint8, the files' paths relative to the packed directory, separated by NULs
     hashes : (members,) uint64, XXH3-64 of the paths
     offsets, sizes : (members,) int64, the position in the tar at which the content of each file
         begins, and the size of the file [bytes]
@@ -133,7 +133,7 @@ class PackIndex:
         return index
 
     def check(self, pack: Path, tar: os.stat_result) -> None:
-        """Checks that the tar has not changed since it was indexed. Raises ConfigError if it has.
+        """Raises ConfigError if the tar has changed since it was indexed.
 
         tar : the tar's present attributes
         """

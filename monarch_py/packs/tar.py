@@ -19,8 +19,8 @@ from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.packs.index import PackIndex
 
 # THREADS: the number of files that are read or examined in parallel. The number is large, because a
-# remote source has a high latency. AHEAD: the largest number of files in progress, from the queue
-# for the threads until they are written to the tar.
+# remote source has a high latency. AHEAD: the largest number of files that wait for a thread, are
+# being read, or wait to be written to the tar.
 THREADS, AHEAD = 32, 64
 # Files up to this size [bytes] are read completely before they are written to the tar, so that a
 # file that changes during the read can be read again.
@@ -111,8 +111,8 @@ def _each(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
 class _Read:
     """A file that was read.
 
-    content : the file's content; None for a large file, which is read later, in pieces, while it is
-        written to the tar
+    content : the file's content; None if the file is large or not regular. A large file is read
+        later, in pieces, while it is written to the tar
     is_whole : whether the file was the same before and after the read
     """
 
@@ -127,13 +127,12 @@ def _version(found: os.stat_result) -> tuple[int, ...]:
 
 
 def _young_s(found: os.stat_result) -> float:
-    """Returns how long to wait [s] until every further change of the file is certain to alter its
-    modification time; 0 if no wait is needed. Until then, a change may leave the modification time
-    unchanged."""
+    """A file that has just changed may change again and still have the same modification time.
+    Returns how long to wait [s] until this cannot happen any more; 0 if no wait is needed."""
     left_s = found.st_mtime_ns / SECOND_NS + TIME_STEP_S - time.time()
     # A modification time slightly in the future comes from a file server with a clock that is
-    # ahead. A time far in the future was set by a program. It requires no wait, because every later
-    # change of the file replaces it by the present time.
+    # ahead. A time far in the future was set by a program. Such a time requires no wait, because
+    # every later change of the file replaces the time by the present one.
     return left_s if 0 < left_s < 2 * TIME_STEP_S else 0.0
 
 
@@ -192,8 +191,8 @@ def _header(read: _Read, root: Path) -> tarfile.TarInfo:
 @dataclass(frozen=True, slots=True)
 class _Reader:
     """The file object from which tarfile reads while it writes the content to the tar. A read error
-    becomes a MonarchError that names the file, so that it is not mistaken for an error of writing
-    the tar."""
+    becomes a MonarchError that names the file. Otherwise the error would look like an error in
+    writing the tar."""
 
     path: Path
     file: BinaryIO
@@ -220,7 +219,7 @@ def _write_large(tar: tarfile.TarFile, info: tarfile.TarInfo, path: Path, read: 
 
 
 def _closed(found: os.stat_result, group: int) -> int:
-    """Returns the permission bits that the tar must not have. Otherwise users without permission to
+    """Returns the permission bits that the tar must not have: with these bits, users who may not
     read a packed file could read its content in the tar.
 
     found : the attributes of the packed file;  group : the tar's group
@@ -233,9 +232,9 @@ def _closed(found: os.stat_result, group: int) -> int:
 
 
 def _write(root: Path, stream: BinaryIO) -> tuple[list[Member], list[str]]:
-    """Writes all files below `root` into a tar. Only users who have permission to read all of these
-    files get access to the tar. Returns the members, and the names of the files that are left out
-    because they changed during the call."""
+    """Writes all files below `root` into a tar. The tar is readable only for users who may read all
+    of these files. Returns the members, and the names of the files that are left out because they
+    changed during the call."""
     members, changed = [], []
     own = os.fstat(stream.fileno())
     mode = stat.S_IMODE(own.st_mode)
@@ -267,7 +266,8 @@ def _write(root: Path, stream: BinaryIO) -> tuple[list[Member], list[str]]:
 
 def write_pack(root: Path, output: Path) -> Packed:
     """Writes the files and symbolic links below `root` into the tar `output`, and writes the tar's
-    index next to it. The tar is replaced completely or not at all. The same is true of the index.
+    index next to it. An existing tar is replaced completely or not at all, and so is an existing
+    index.
 
     A small file that changes while it is packed is left out. Raises MonarchError if a large file
     changes while it is packed, or if a file cannot be read. Raises ConfigError if the output cannot

@@ -1,9 +1,9 @@
 """Reads a YAML mapping into a dataclass that declares its keys.
 
 Each field of a subclass of Keys declares a key. The field's type determines how the value is
-parsed, and its bounds (`msgspec.Meta`). The field's default is used if the key is missing. A line
-``name : meaning`` in the docstring of the class describes the key. Error messages, the JSON schema
-and the reference in docs/ are generated from these declarations.
+parsed. A `msgspec.Meta` in the type sets bounds. The field's default is used if the key is missing.
+A line ``name : meaning`` in the docstring of the class describes the key. Error messages, the JSON
+schema and the reference in docs/ are generated from these declarations.
 """
 
 import re
@@ -42,7 +42,7 @@ class Key:
     name : the key, if it differs from the field's name
     aliases : other names that a user may write for the key
     default : what the reference shows as the default, if this differs from the field's default
-    like : the name of another key, which gives this key its value if this key is missing
+    like : the name of another key, whose value is used if this key is missing
     alone : whether the user may write a single item in place of a list of one item
     """
 
@@ -62,7 +62,8 @@ class Keys:
     """The base of dataclasses that declare keys.
 
     GROUPS : name of an inner mapping (a group) -> the class that declares the mapping's keys. A
-        class with groups inherits from these classes, so it has a field for each of their keys
+        class with groups inherits from the groups' classes, and so has a field for each of their
+        keys
     WRAPPERS : names of inner mappings. A key has the same effect inside such a mapping as outside
     IGNORED : name of a key that has no effect -> the reason, for the warning if a user writes the
         key
@@ -110,7 +111,8 @@ class Declared:
 
 
 def declared(keys: type[Keys]) -> dict[str, Declared]:
-    """Returns the keys that a class declares, by name, without the keys of its groups."""
+    """Returns the keys that a class declares, as a dict: name -> key. The keys of groups (inner
+    mappings) are left out."""
     if keys not in _DECLARED:
         inner = {name for group in keys.GROUPS.values() for name in declared(group)}
         found = {each.name: each for each in _declared(keys) if each.name not in inner}
@@ -157,8 +159,8 @@ def read_as(node: yaml.Node, spot: Spot, keys: type[K], **more: Any) -> K:
 
 
 def read_given(node: yaml.Node, spot: Spot, keys: type[Keys]) -> dict[str, Any]:
-    """Reads the keys that the mapping at `node` has. Returns the value of each key, by the name of
-    the key's field in `keys`. Required keys may be missing. Raises ConfigError if a key or a value
+    """Reads the keys that the mapping at `node` has. Required keys may be missing. Returns a dict:
+    the name of the key's field in `keys` -> the key's value. Raises ConfigError if a key or a value
     does not fit."""
     given: dict[str, Any] = {}
     _read_entries(node, spot, keys, keys, given)
@@ -166,8 +168,7 @@ def read_given(node: yaml.Node, spot: Spot, keys: type[Keys]) -> dict[str, Any]:
 
 
 def all_declared(keys: type[Keys]) -> dict[str, Declared]:
-    """Returns all keys of a class, by name. These are the keys that the class declares, and the
-    keys of the mappings in its GROUPS."""
+    """Like `declared`, but the returned keys include the keys of the class's groups."""
     found = dict(declared(keys))
     for group in keys.GROUPS.values():
         found |= declared(group)
@@ -175,7 +176,7 @@ def all_declared(keys: type[Keys]) -> dict[str, Declared]:
 
 
 def named_paths(value: Any) -> Iterator[Path]:
-    """Yields every Path among the values of `value`, an object of a subclass of Keys. Searches
+    """Yields every Path in `value`, which is an object with keys, or the value of a key. Searches
     lists and inner mappings too."""
     if isinstance(value, Path):
         yield value
@@ -201,8 +202,8 @@ def _read_entries(
     """Reads the keys of the mapping at `node` into `given`.
 
     whole : the class of the whole mapping
-    place : the class of the keys that are allowed at `node`: the class of a group if `node` is a
-        group (an inner mapping), otherwise `whole`
+    place : the class that declares the keys allowed at `node`. If `node` is a group (an inner
+        mapping), it is the group's class; otherwise it is `whole`
     """
     known = declared(place)
     use = "one of the keys " + ", ".join((*known, *place.GROUPS))
@@ -225,9 +226,9 @@ def _read_entries(
         elif name in known:
             given[known[name].field.name] = known[name].kind.parse(value, here)
         else:
-            # `value` is a group, that is, a mapping inside the mapping at `node`. The keys of a
-            # group are read as if they were directly in the mapping at `node`, so their spots do
-            # not contain the group's name.
+            # `value` is an inner mapping: a group or a wrapper. Its keys are read as if they were
+            # directly in the mapping at `node`, so their key paths do not contain the inner
+            # mapping's name.
             inner = replace(here, key_path=spot.key_path)
             _read_entries(value, inner, whole, place.GROUPS.get(name, place), given)
 
@@ -306,8 +307,8 @@ def kind_of(annotation: Any, key: Key = DERIVED) -> Kind:
 
 
 def schema(keys: type[Keys]) -> dict[str, Any]:
-    """Returns the JSON schema of a mapping with these keys, for editors. The bounds of sizes, and
-    keys that exclude each other, are checked only when the file is read."""
+    """Returns the JSON schema of a mapping with these keys, for editors. Not in the schema are the
+    bounds of sizes, and which keys exclude each other. These are checked when the file is read."""
     known = declared(keys).values()
     properties: dict[str, Any] = {name: schema(group) for name, group in keys.GROUPS.items()}
     properties |= {name: {"$ref": "#"} for name in keys.WRAPPERS}

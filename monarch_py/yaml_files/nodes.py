@@ -7,10 +7,10 @@ import yaml
 
 from monarch_py.errors import ConfigError
 
-# PyYAML's message about a line that lacks ": ".
+# The message with which PyYAML reports that a line lacks ": ".
 NO_COLON = "could not find expected ':'"
-# The size of the largest file that is read. Files that users write by hand are much smaller. The
-# limit keeps a large data file out of memory if a user names one by mistake.
+# The size of the largest file that is read. Files that users write by hand are much smaller. If a
+# user names a large data file by mistake, the limit keeps its content out of memory.
 MAX_FILE_BYTES = 1 << 20
 # A message shows at most this many characters of a key or a value. A value may be as long as a
 # file.
@@ -114,7 +114,7 @@ def load_document(
     """Returns the root node of the YAML file at `path`, and the node's spot. Raises ConfigError if
     the file cannot be read, is not YAML or is empty.
 
-    kind : what error messages call the file, such as "configuration"
+    kind : the word for the file in error messages, such as "configuration"
     first_keys : the keys that a file must have, for the error about an empty file
     otherwise : a text at the end of each hint, for a user who cannot change the file; "" for none
     """
@@ -151,7 +151,7 @@ def is_empty(node: yaml.Node) -> bool:
 
 
 def describe(node: yaml.Node) -> str:
-    """Returns what messages call a value, such as "a list" in 'cannot be a list'."""
+    """Describes a value for an error message, for example as "a list" in 'cannot be a list'."""
     if isinstance(node, yaml.MappingNode):
         return "a mapping" if node.value else "an empty mapping"
     if isinstance(node, yaml.SequenceNode):
@@ -160,12 +160,12 @@ def describe(node: yaml.Node) -> str:
 
 
 def cut(text: str) -> str:
-    """Returns the text as messages show it: only the beginning if the text is long."""
+    """Returns the text for an error message: only the beginning of the text if it is long."""
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
 
 
 def shown(text: str) -> str:
-    """Returns a value in quotes, as messages show it."""
+    """Returns the text for an error message: in quotes, and only the beginning if it is long."""
     return repr(cut(text))
 
 

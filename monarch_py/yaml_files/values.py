@@ -35,13 +35,13 @@ TEXT = {"type": "string"}
 NUMBER = {"type": ["string", "number"]}
 
 
-# `eq=False` makes a Kind hashable, which an annotation in a union of types must be.
+# `eq=False` makes a Kind hashable. Python hashes the annotations of types that are joined with `|`.
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
     """A kind of value, such as a size or a path.
 
     parse : a function that reads a value of this kind from a node
-    value : what the reference calls such a value
+    value : the words for such a value in the reference
     schema : the JSON schema of such a value
     show : a function that turns a default value into text, for the reference
     example : a value that hints show; '' for none
@@ -66,8 +66,8 @@ def words(
     """Returns a kind whose values `parse` reads from text.
 
     To refuse a text, `parse` raises ValueError. The first argument of this error is the problem
-    that the message describes. An optional second argument replaces `hint`. Without arguments, the
-    message only says that the value cannot be this text.
+    that the message describes. An optional second argument replaces `hint`. If the error has no
+    arguments, the message only says that the value cannot be this text.
     """
 
     def read(node: yaml.Node, spot: Spot) -> Any:
@@ -88,7 +88,7 @@ def choice(*shown: str, **others: str) -> Kind:
     """Returns the Kind that reads one of a few words.
 
     shown : the words
-    others : other words that are accepted but not documented, each with the word that it means
+    others : word that is accepted but not documented -> the word in `shown` that it stands for
     """
     accepted = {**{word: word for word in shown}, **others}
     otherwise = f"write {_either(shown)}"
@@ -252,7 +252,7 @@ def _value_of(found: re.Match[str], spot: Spot) -> str:
         raise spot.error(
             "has a '$' without a name after it", "write $NAME or ${NAME}, or $$ for a dollar sign"
         )
-    # Treat an empty variable as undefined, so that "/scratch/$JOB" never becomes "/scratch/".
+    # An empty variable counts as undefined. Otherwise "/scratch/$JOB" could become "/scratch/".
     value = os.environ.get(name) or (_account() if name == "USER" else "")
     if not value:
         raise spot.error(
@@ -272,8 +272,8 @@ def _account() -> str:
 
 
 def scalar(node: yaml.Node, spot: Spot, hint: str) -> str:
-    """Returns the text of a scalar. Raises ConfigError for a list, a mapping or an empty value; the
-    message ends with `hint`."""
+    """Returns the text of a scalar. Raises ConfigError for a list, a mapping or an empty value, and
+    for text that no path can contain."""
     if not isinstance(node, yaml.ScalarNode) or is_empty(node):
         raise spot.unfit(node, hint)
     if not _is_usable(node.value):

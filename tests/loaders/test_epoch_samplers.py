@@ -370,7 +370,7 @@ def test_states_of_something_else_are_refused() -> None:
         other.load_state_dict({"epoch": 1})
     right = sampler.state_dict()
     for name, value in (("done", -5), ("per_step", 0), ("seed", 1.5), ("shuffle", 1)):
-        with pytest.raises(ConfigError, match=f"^state: {name} is {value}, which no sampler has"):
+        with pytest.raises(ConfigError, match=f"^state: {name} is {value}, an impossible value"):
             sampler.load_state_dict({**right, name: value})
 
 

@@ -57,8 +57,8 @@ class GroupTimes:
         )
 
 
-# A request that was sent to the reading process: (the run whose samples it reads, the slot that it
-# reads them into, the number of this task).
+# A request to the reading process: (the run whose samples are read, the slot that the samples are
+# read into, the number of the task).
 Asked = tuple[Run, int, int]
 
 
@@ -98,10 +98,9 @@ class GroupLoader:
     many epochs, or if `labels` show that the dataset is sorted.
 
     All ranks take the same number of steps, and in each step their batches have the same size. So
-    the number of samples must be a multiple of `world_size`. If it is not, an epoch uses the few
-    missing samples twice: (-length) % world_size of them. With `drop_last`, an epoch instead leaves
-    out the length % world_size surplus samples. It also leaves out each rank's last batch if that
-    batch is not full.
+    the number of samples must be a multiple of `world_size`. If it is not, an epoch uses a few
+    samples, (-length) % world_size, a second time. With `drop_last`, an epoch instead leaves out
+    length % world_size samples, and each rank's last batch if that batch is not full.
 
     dataset : a dataset with `sizes` and `read_into`, such as a RecordDataset or a PackDataset.
         `dataset[i]` must return exactly the bytes that `read_into` reads for sample i
@@ -201,8 +200,8 @@ class GroupLoader:
         """Continues after the last batch that the state counts as done. Raises ConfigError if the
         state belongs to another seed or to a dataset of another length. The number of ranks, the
         batch size, the group size and `drop_last` may differ from the state only if the state was
-        saved between two epochs. Otherwise ConfigError is raised, because the ranks' batches would
-        be different ones."""
+        saved between two epochs. In the middle of an epoch, they would change the batches, so
+        ConfigError is raised."""
         settings = self._settings()
         fixed = ("monarch_groups", "length", "seed")
         is_whole = state.get("done") in (0, state.get("steps"))
@@ -254,8 +253,8 @@ class GroupLoader:
         return self._batches(ahead, begin, self._iteration)
 
     def _expected(self, epoch: int, begin: int = 0) -> GroupsAhead:
-        """Returns the groups of an epoch from the step `begin` on. None of them is requested from
-        the reading process yet."""
+        """Returns the groups of an epoch from the step `begin` on. The groups are not yet requested
+        from the reading process."""
         groups = RankGroups.of(self._schedule(epoch), self.ranks.rank, self.group)
         at = int(groups.ends[begin - 1]) if begin else 0
         return GroupsAhead(epoch, groups, groups.runs(at), [])
@@ -283,7 +282,7 @@ class GroupLoader:
         if self._reader is None:
             self._reader = GroupReader(self.dataset, self._slot_bytes, self._start_method)
             self._owner = os.getpid()
-            if ahead.asked:  # the reader that received these requests is closed
+            if ahead.asked:  # these requests went to a reader that is closed now
                 ahead = self._expected(ahead.epoch, begin)
         groups = _Groups(self, self._reader, ahead)
         for step in range(begin, len(epoch.ends)):
@@ -366,7 +365,7 @@ class _Groups:
                 out += self._bytes(places)
             else:
                 part, table = out[at - begin : high - begin], self._rows(len(run.samples))
-                np.take(table, places, axis=0, out=part, mode="clip")  # "raise" would copy twice
+                np.take(table, places, axis=0, out=part, mode="clip")  # mode="raise" copies twice
             at = high
             if at == run.end:
                 self._run = None
@@ -374,8 +373,8 @@ class _Groups:
         return out
 
     def _arrived(self, at: int) -> Run:
-        """Waits until the run that contains the position `at` has been read, and returns the
-        run."""
+        """Waits until the run at the position `at` has been read, and returns the run. A run
+        consists of consecutive samples of one group."""
         while self._run is None:
             run, self._slot, task = self._asked.pop(0)
             began = time.perf_counter()

@@ -28,11 +28,11 @@ from monarch_py.util.processes import PROC, Identity
 # still runs. The reading process checks at the same interval that the training still runs.
 LOOK_S = 0.25
 # If this many consecutive checks find the reading process stopped (SIGSTOP), the training raises an
-# error. Checks are counted instead of seconds, because a user may stop the complete job and
-# continue it later. While the job is stopped, the clock goes on, but the training makes no checks.
+# error. Checks are counted instead of seconds, because a user may stop the complete job for a
+# while: the clock then goes on, but the training makes no checks.
 STOPPED_LOOKS = 10
 # How long [s] the training waits for the reading process to end. The process may first have to
-# finish a read. After this time, the training kills it.
+# finish a read. After this time, the training kills the process.
 END_S = 1.0
 
 

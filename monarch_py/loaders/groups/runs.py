@@ -30,9 +30,9 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class RankGroups:
-    """The batches of one rank in an epoch, and their division into runs.
+    """The batches of one rank in an epoch, and how they are divided into runs.
 
-    samples : (accesses,) int32, batch after batch
+    samples : (accesses,) int32, the samples of all batches, one batch after the other
     ends : (steps,) int64, the index in `samples` at which each batch ends
     group : the number of samples in a group
     """

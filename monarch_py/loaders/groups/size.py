@@ -13,8 +13,8 @@ from monarch_py.loaders.groups.reader import GroupReader
 # they hardly slow the reads. Lee and others found that the training does not wait for groups of 11
 # MiB or more.
 GROUP_BYTES = 16 << 20
-# The loader warns that a dataset is sorted if a group has too few different classes on average:
-# less than this share of the number that a group of random samples would have.
+# A group of random samples would have a certain number of different classes. The loader warns that
+# a dataset is sorted if its groups have, on average, less than this share of that number.
 FEW_CLASSES = 0.5
 
 

@@ -54,8 +54,8 @@ class KeptDataset:
         their bytes; otherwise they are stored pickled
     keeps : the samples that this node keeps; None for all samples. Give the samples' numbers, a
         bool for each sample, or a sampler whose `holders` list the nodes that keep each sample
-    quota : the most memory that all processes of the node use together; less is used if the node
-        has less available
+    quota : the most memory that all processes of the node use together. If less memory is available
+        on the node, only that is used
     name : identifies the dataset on this node; None to identify it by its pickled form
 
     Raises ConfigError for arguments that cannot work, and MonarchError if memory cannot be mapped.
@@ -72,8 +72,8 @@ class KeptDataset:
         self.dataset = dataset
         self._places = _places(keeps, len(dataset))
         room = n_bytes("quota", quota)
-        # Compute the identity before the first read, because it may depend on the dataset's pickled
-        # form, which a read may change.
+        # Compute the identity before the first read, because the identity may depend on the
+        # dataset's pickled form, which a read may change.
         identity = _identity(name, dataset)
         self.sample_form = form_of(dataset)
         parts = [identity, self._places.tobytes(), str(room).encode()]
@@ -190,8 +190,8 @@ class KeptDataset:
         return int(self._store().used)
 
     def close(self) -> None:
-        """Removes this process from the list of processes through which others open the memory
-        (`shared.SharedMemory`). The memory is freed when the last process that maps it ends."""
+        """After this call, other processes cannot open the memory through this process any more
+        (see `shared.SharedMemory`). The memory is freed when the last process that maps it ends."""
         self._shared.close()
 
     # --- one sample -----------------------------------------------------------------------------
@@ -286,8 +286,8 @@ def _identity(name: str | None, dataset: Any) -> bytes:
 
 
 def _key(parts: Sequence[bytes]) -> str:
-    """Returns the name of the shared memory. Processes share it if they belong to one job and have
-    the same `parts`."""
+    """Returns the name of the shared memory. Processes share the memory if they belong to one job
+    and have the same `parts`."""
     given = [os.environ.get(variable, "") for variable in JOBS]
     job = "/".join(given) if any(given) else f"session {os.getsid(0)}"
     digests = [hashlib.sha256(part).digest() for part in (job.encode(), *parts)]

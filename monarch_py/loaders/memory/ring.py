@@ -2,8 +2,8 @@
 
 The memory is a memfd. A memfd has no name, so it is freed when the last process that maps it ends,
 even if that process is killed. The size of /dev/shm (64 MiB in many containers) does not limit a
-memfd. A slot has room for the largest allowed batch. It uses only as much memory as its largest
-batch so far has needed.
+memfd. A slot has room for the largest allowed batch. But a slot uses only as much memory as the
+largest batch that was written into it.
 """
 
 import mmap
@@ -86,8 +86,8 @@ class Ring:
         pipe, because that might cause a deadlock: the training might block while it sends many
         numbers, and at the same time the worker might block while it sends a large answer.
 
-        Returns the value that `read_numbers` needs as its argument `written`: how many numbers were
-        written; or a Pickled, for other keys; or `numbers` itself, if the slot is too small."""
+        Returns the argument `written` for `read_numbers`: the number of numbers that were written,
+        or a Pickled for other keys. If the slot is too small, returns `numbers` itself."""
         count = len(numbers)
         if not all(issubclass(kind, (int, np.integer)) for kind in set(map(type, numbers))):
             pickled = pickle.dumps(list(numbers), 5)

@@ -1,4 +1,4 @@
-"""Shared memory that the processes of a node find by a key; it exists until the last of them ends.
+"""Shared memory of a node's processes, found by a key; it exists until the last process ends.
 
 The memory is a memfd, which has no name. A small file, the list, has a line for each process that
 has created or opened the memory. A child that inherits the memory has no line. A later process
@@ -36,7 +36,7 @@ class SharedMemory:
     processes open it.
 
     A child process also receives the memory if it was forked, or if a SharedMemory is among the
-    arguments of its multiprocessing.Process. If a SharedMemory is pickled for another purpose, it
+    arguments of its multiprocessing.Process. A SharedMemory that is pickled for another purpose
     opens the memory by the key when it is unpickled.
 
     key : the name of the list, which is the file that lists the processes with this memory
@@ -87,8 +87,8 @@ class SharedMemory:
         return fd
 
     def _open(self, line: str) -> int | None:
-        """Opens the memory through /proc/PID/fd of a process on the memory's list. Returns a
-        descriptor of the memory; None if that process no longer has the memory.
+        """Opens the memory through a process on the memory's list, in /proc/PID/fd. Returns a
+        descriptor of the memory; None if the process no longer has the memory.
 
         line : the process's line in the list
         """
@@ -147,8 +147,8 @@ def _locked(path: Path) -> Iterator[int]:
                 return
         finally:
             # Unlock explicitly, because closing the descriptor may not release the lock. A child
-            # that was forked while this process had the lock shares it through a copy of the
-            # descriptor.
+            # that was forked while this process had the lock has a copy of the descriptor, and so
+            # shares the lock.
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
@@ -161,8 +161,8 @@ def _try_lock(fd: int) -> bool:
 
 
 def _alive(file: int) -> list[str]:
-    """Returns the lines of processes that still run. Malformed lines, which a crash of the node or
-    an edit by hand may leave, are ignored."""
+    """Returns the lines whose processes still run. Malformed lines, which a crash of the node or an
+    edit by hand may leave, are ignored."""
     lines = os.pread(file, LINE_BYTES, 0).decode(errors="replace").splitlines()
     whole = [line for line in lines if re.fullmatch(r"[0-9]+ [0-9]+ [0-9]+ [0-9]+", line, re.ASCII)]
     owners = {line: Identity.parsed(" ".join(line.split()[:2])) for line in whole}
@@ -194,7 +194,8 @@ def _take_off(path: Path, line: str) -> None:
 
 
 def _remove_abandoned(directory: Path) -> None:
-    """Removes each list whose processes have all ended. Such a list is left if they were killed."""
+    """Removes each list whose processes have all ended. Processes that are killed leave such a
+    list."""
     for path in directory.iterdir():
         with suppress(OSError), open(path, "r+b", buffering=0) as file:
             if _try_lock(file.fileno()) and not _alive(file.fileno()) and _is_named(file, path):

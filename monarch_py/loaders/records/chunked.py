@@ -15,8 +15,8 @@ from monarch_py.loaders.records.joining import Extents
 
 
 class Part(Protocol):
-    """The reads that a batch needs from one file. `finish` makes the file's rows from what they
-    have read.
+    """The reads that a batch needs from one file. After these reads, `finish` makes rows from the
+    bytes that were read.
 
     extents : the reads; `start` is the offset in the scratch buffer at which each read is stored
     scratch : the size of the scratch buffer [bytes]
@@ -34,8 +34,8 @@ class Part(Protocol):
 
 
 def _extents(file: int, offset: Ints, length: Ints) -> tuple[Extents, int]:
-    """Returns the reads of n ranges of a file, and the size of the scratch buffer that stores these
-    ranges back to back.
+    """Returns the reads of n ranges of a file, and the size of the scratch buffer into which they
+    are read back to back.
 
     offset, length : (n,) where each range begins in the file, and its length [bytes]
     """
@@ -53,7 +53,7 @@ class RowParts:
     chunks contains one contiguous part of the row.
 
     file : the number of the file;  rows : where the file's rows lie
-    numbers : (wanted,) int64, the number of each wanted row in the file
+    numbers : (wanted,) int64, the index of each wanted row among the file's rows
     places : (wanted,) int64, the index of each wanted row in the `out` of `finish`
     """
 
@@ -84,7 +84,7 @@ class Bands:
     that hold parts of the same rows.
 
     file : the number of the file;  rows : where the file's rows lie
-    numbers : (wanted,) int64, the number of each wanted row in the file
+    numbers : (wanted,) int64, the index of each wanted row among the file's rows
     places : (wanted,) int64, the index of each wanted row in the `out` of `finish`
     decoder : the file's decoder; it keeps the band that it decoded last, so this band is not read
         again
@@ -153,6 +153,6 @@ def plain_offsets(rows: Rows) -> Ints | None:
 
 
 def _is_padded(chunks: Chunks, rows: Rows) -> bool:
-    """Whether a chunk, which must contain complete rows, is wider than a row in some dimension. If
-    so, padding may interrupt the rows in a chunk."""
+    """Whether chunks are wider than a row in some dimension. If so, padding may lie between the
+    parts of a row. Call this function only if each chunk contains complete rows."""
     return chunks.shape[1:] != rows.shape

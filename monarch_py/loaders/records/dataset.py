@@ -23,17 +23,16 @@ from monarch_py.loaders.records.reads import IN_FLIGHT, address, read_to
 from monarch_py.plan.index import Index
 
 # A gap is the range of unwanted bytes between two samples. One read that includes the gap returns
-# both samples. Each process times reads to find the largest gap at which one read is faster than
-# two. The result is limited to the range from LEAST_GAP to MOST_GAP [bytes]. A gap below a page
-# costs nothing, because sources read whole pages anyway. MOST_GAP limits the load on the source,
-# because other programs read from the source too.
+# both samples. Each process measures how long reads take, to find the largest gap at which one read
+# is faster than two. The result is limited to the range from LEAST_GAP to MOST_GAP [bytes]. A gap
+# below a page costs nothing, because sources read whole pages anyway. MOST_GAP limits the load on
+# the source, because other programs read from the source too.
 LEAST_GAP, MOST_GAP = mmap.PAGESIZE, PIECE // 2
 # How many bytes of a TFRecord file precede the data of a record, and how many follow the data.
 FRAME_BEFORE, FRAME_AFTER = 12, 4
 
-# The datasets of this process. A forked child replaces the locks of these datasets. Otherwise a
-# lock that another thread of the parent held during the fork would stay locked in the child
-# forever.
+# The datasets of this process. A forked child replaces their locks: a lock that another thread of
+# the parent held during the fork would stay locked in the child forever.
 _OPEN: "weakref.WeakSet[RecordDataset]" = weakref.WeakSet()
 
 
@@ -67,19 +66,19 @@ class RecordDataset:
     samples of 19 KB, it saves 0.3 % of the requests and reads 0.5 % more bytes. With batches from
     10,000 samples, it saves 2.5 % and reads 3.7 % more (python -m benchmarks.loaders.records).
 
-    path : a file, or a directory, from which all files whose names match `patterns` are read
+    path : a file or a directory. In a directory, all files whose names match `patterns` are read
     dataset : the name of the HDF5 dataset
     kind : one of KINDS; None to derive it from `dataset`, `record_bytes` and the name of `path`
     record_bytes, header_bytes : the sizes of a record and of a file's header, for fixed-size
         records [bytes]
-    patterns : patterns of file names; by default they match the usual names of the kind
+    patterns : patterns of file names; by default, the usual names of files of this kind
     index : the index of the files below `path`, or the path of an index that `monarch plan index`
         made; None to index all files in the constructor
     length : the number of samples in the training's access plan. ConfigError is raised if the
         dataset has a different number
     join : one read covers two samples if at most this many unwanted bytes lie between them. With
-        'auto', each process times two reads, and computes up to which gap one longer read is faster
-        than two reads
+        'auto', each process measures two reads, and computes up to which gap one read is faster
+        than two
     in_flight : the most reads that are under way at once
 
     Raises MonarchError, which names the file, if a file is missing, cannot be read or decoded, or
@@ -179,8 +178,8 @@ class RecordDataset:
     # --- what each process has of its own ------------------------------------------------------
 
     def _begin(self) -> None:
-        """Creates the state that each process has for itself: the open files, the decoders, and the
-        largest gap at which two reads are joined. If `join` is 'auto', the process measures this
+        """Creates the state that processes do not share: the open files, the decoders, and the
+        largest gap at which two reads are joined. If `join` is 'auto', the process determines this
         gap later."""
         self._files = Descriptors(self._path, self.index.sizes)
         self._lock = threading.RLock()  # for the descriptors and decoders, which threads share
@@ -303,7 +302,7 @@ class RecordDataset:
                 raise MonarchError(f"{error.filename}: {error.strerror}; check the file") from error
 
     def _parts(self, wanted: Ints, file: Int32s, places: Ints) -> list[Part]:
-        """Returns one Part for each file, for the wanted rows that must be made from chunks.
+        """Some wanted rows must be made from chunks. Returns a Part for each file with such rows.
 
         places : the indices of these rows in `wanted`
         """
@@ -367,10 +366,10 @@ class RecordDataset:
         )
 
     def _measured_gap(self, extents: Extents) -> int:
-        """Measures the largest gap between two samples at which one read of both is faster than two
-        reads. Times a read of the first sample, and a longer read that begins at the second sample.
-        `crossing` computes the gap from these two times. Returns 0 if too few bytes follow the
-        beginning of the second sample for a longer read."""
+        """Finds the largest gap between two samples at which one read is faster than two. Reads the
+        first sample, and then a longer range that begins at the second sample. `crossing` computes
+        the gap from the times of these two reads. Returns 0 if the file ends too early for the
+        longer range."""
         size, file = int(extents.length[0]), int(extents.file[1])
         low = int(extents.offset[1])
         more = min(PIECE, int(self.index.sizes[file]) - low)
@@ -394,8 +393,8 @@ def crossing(seconds: float, size: int, longer: float, more: int, in_flight: int
     MOST_GAP [bytes].
 
     The duration of a request is a latency plus a time for each byte. Because `in_flight` requests
-    wait at the same time, one more request adds only `latency / in_flight`. So a gap is worth
-    reading if its bytes take no longer than that.
+    wait at the same time, one more request adds only `latency / in_flight`. So it is worth reading
+    a gap whose bytes take no longer than this.
 
     seconds, longer : how long reads of `size` and of `more` bytes took [s]
     """

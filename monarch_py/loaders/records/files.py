@@ -26,7 +26,8 @@ def indexed(
     patterns: tuple[str, ...],
 ) -> Index:
     """Returns the index of a file, or of a directory's files. Raises MonarchError if the path does
-    not exist, and ConfigError if the kind is unknown or lacks an argument that it needs.
+    not exist, and ConfigError if the kind is unknown, or if an argument is missing that the kind
+    needs.
 
     fixed : (record_bytes, header_bytes), for the kind 'fixed'
     """
@@ -62,8 +63,8 @@ def _kind_of(path: Path, dataset: str | None, record_bytes: int | None) -> str:
 
 
 def tar_members(sample: bytes) -> dict[str, bytes]:
-    """Returns the content of each tar member of a sample, by the member's key. The key is the part
-    of the member's name after the first dot: the key of `0001.jpg` is `jpg`."""
+    """Returns the tar members of a sample as a dict: key -> content. A member's key is the part of
+    its name after the first dot: the key of `0001.jpg` is `jpg`."""
     found = {}
     with tarfile.open(fileobj=io.BytesIO(sample), mode="r:") as archive:
         for member in archive:

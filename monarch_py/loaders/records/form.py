@@ -10,7 +10,7 @@ class Form(NamedTuple):
     bytes that `dataset[i]` returns.
 
     shape : the shape of a sample; None if samples differ in size
-    is_bytes : whether `dataset[i]` is bytes rather than an array
+    is_bytes : whether `dataset[i]` returns bytes; if not, it returns an array
     """
 
     shape: tuple[int, ...] | None
@@ -46,10 +46,10 @@ def form_of(dataset: Any) -> Form | None:
 
 
 def _reads_what_it_gives(cls: type) -> bool:
-    """Whether `read_into` certainly reads the bytes that `dataset[i]` returns. This is not certain
-    in two cases: a derived class overrides only `dataset[i]`, or a class forwards `read_into` to
-    another dataset. In both cases, `dataset[i]` may change samples. A comparison of one sample
-    would not be enough, because `dataset[i]` may change only some of the samples."""
+    """Whether `read_into` reads the bytes that `dataset[i]` returns. Returns False in two cases: a
+    derived class overrides only `dataset[i]`, or a class forwards `read_into` to another dataset.
+    In these cases, `dataset[i]` may change some samples, so that a comparison of one sample would
+    not be enough."""
     for each in cls.__mro__:
         if "read_into" in vars(each):
             return True

@@ -71,7 +71,7 @@ class Chunks:
     fill: Any
 
     def corners(self, row: tuple[int, ...]) -> list[tuple[slice, ...]]:
-        """Returns which part of a row each chunk of a band holds, as slices of the row. These parts
+        """Returns, for each chunk of a band, the slices of a row that lie in the chunk. The slices
         are the same for all rows.
 
         row : the shape of a row
@@ -86,8 +86,8 @@ class Chunks:
         ]
 
     def part(self, corner: tuple[slice, ...]) -> tuple[slice, ...]:
-        """Returns where in a chunk the part `corner` of the rows lies, as slices of the chunk. If
-        the chunk is at the edge of the dataset, the rest of the chunk is padding.
+        """Returns the slices of a chunk that contain rows' values. At the edge of the dataset, the
+        rest of the chunk is padding.
 
         corner : the part of a row that the chunk holds, as `corners` returns it
         """
@@ -104,8 +104,8 @@ def import_h5py() -> Any:
 
 @contextmanager
 def _opened(path: Path, dataset: str) -> Iterator[Any]:
-    """Opens the dataset, and closes it at the end of the context. Raises MonarchError if the file
-    cannot be read or has no such dataset."""
+    """Opens the dataset, and closes it at the end of the `with` block. Raises MonarchError if the
+    file cannot be read or has no such dataset."""
     h5py = import_h5py()
     try:
         with h5py.File(path, "r") as file:
@@ -257,9 +257,10 @@ class _InMemory:
         self._found.read_direct(out, self._rows)
 
     def _forget_chunk(self, skipped: int) -> None:
-        """Makes HDF5 forget which filters were skipped for the first chunk. HDF5 remembers which
-        filters were skipped for the chunk that it used last, and `write_direct_chunk` does not
-        update this information. A read from the second chunk updates it."""
+        """Makes HDF5 forget which filters were skipped for the first chunk. HDF5 remembers the
+        skipped filters of the chunk that it used last, and does not notice that
+        `write_direct_chunk` changes them. After a read from the second chunk, HDF5 no longer
+        remembers those of the first."""
         if skipped or self._skipped:
             self._found[self._behind]
         self._skipped = skipped

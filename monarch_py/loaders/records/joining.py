@@ -7,14 +7,14 @@ import numpy as np
 from monarch_py.arrays import Array, Int32s, Ints
 
 # A read that is longer than this size [bytes] is cut at the offsets in the file that are multiples
-# of this size. Linux reads ahead this much by default, and many network file systems request this
-# much from their servers at once.
+# of this size. Linux reads ahead by this size by default, and many network file systems request as
+# much from their servers at a time.
 PIECE = 128 << 10
 
 
 @dataclass(frozen=True, eq=False)
 class Extents:
-    """Wanted parts of files, in any order; they may overlap.
+    """Parts of files that are to be read, in any order. The parts may overlap.
 
     file : (extents,) int32, the files' numbers
     offset, length : (extents,) int64 [bytes]

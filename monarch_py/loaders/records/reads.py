@@ -39,9 +39,9 @@ def read_all(
     offsets, lengths, starts : (reads,) int64 [bytes]
     out : a writable, contiguous buffer
 
-    If reads fail, raises the OSError of the first of them, with the file's name. A read also fails
-    (EIO) if its file ends too early. Raises ConfigError for arguments that cannot work, such as
-    reads that do not fit into `out`.
+    If reads fail, raises the OSError of the first read that failed, with the file's name. A read
+    also fails (EIO) if its file ends too early. Raises ConfigError for arguments that cannot work,
+    such as reads that do not fit into `out`.
     """
     memory = memoryview(out).cast("B")
     count = len(descriptors)
@@ -80,7 +80,7 @@ def read_to(
     """
     count = len(descriptors)
     error = ffi.new("int *")
-    # The variable `to` keeps the array alive until the reads have ended. A pointer does not.
+    # The variable `to` keeps the array alive until the reads have ended. A pointer alone would not.
     to = np.ascontiguousarray(addresses, dtype=np.int64)
     failed = lib.monarch_read_all(
         pointer(descriptors, np.int32),

@@ -15,7 +15,7 @@ from monarch_py.loaders.records.reads import IN_FLIGHT
 from monarch_py.plan.builders import index_image_folder
 from monarch_py.plan.index import Index
 
-# The time [s] within which a file that is in memory can be read. If the first files of a batch take
+# Every file that is in memory can be read within this time [s]. If the first files of a batch take
 # longer on average, several threads read the remaining files of the batch. A read takes 30 us from
 # a copy in memory, and 200 us from the fastest network file systems.
 SLOW_S = 0.0002

@@ -1,8 +1,8 @@
 """Exchanges data between ranks through the store of torch's process group.
 
-Each rank computes the schedule of its batches itself. `Agreement` checks that all ranks use the
-same inputs for this. `once` does work on one rank for all ranks, for example determining the sizes
-of files.
+Each rank computes the schedule of its batches itself. `Agreement` checks that all ranks compute
+their schedules from the same inputs. `once` lets one rank do some work for all ranks, for example
+look up the sizes of files.
 """
 
 import hashlib
@@ -79,17 +79,18 @@ class Agreement:
     first rank that checks puts a digest of its inputs into the group's store. Every other rank
     compares the digest of its own inputs with the stored digest. No rank waits for another.
 
-    Samplers of different ranks are compared if they have the same number: each process counts the
-    samplers that it makes. So all ranks must make their samplers in the same order.
+    Each process numbers its samplers in the order in which it makes them. The samplers of different
+    ranks with the same number are compared. So all ranks must make their samplers in the same
+    order.
     """
 
     def __init__(self) -> None:
         self._number = next(_numbers)
 
     def check(self, parts: Iterable[Any]) -> None:
-        """Compares `parts`, this rank's inputs, with the inputs of the first rank that has checked.
-        Raises ConfigError if the inputs differ. Arrays must be given as memoryviews; other objects
-        are compared by their repr."""
+        """Compares this rank's inputs, `parts`, with the inputs of the rank that called this method
+        first. Raises ConfigError if the inputs differ. Arrays must be given as memoryviews; other
+        objects are compared by their repr."""
         if (store := _store()) is None:
             return
         digest = hashlib.sha256()

@@ -29,8 +29,8 @@ def _default() -> Callable[[list[Any]], Any]:
 
 
 def _emptied(one: Any, two: Any) -> Any:
-    """Returns an empty batch that has the form of `one`. A part of the batch that is longer in
-    `two` than in `one` has an element for each sample. The elements of these parts are removed.
+    """Returns an empty batch that has the form of `one`. The batch is searched for lists and arrays
+    whose lengths in `one` and `two` differ. These have an element for each sample, and are emptied.
 
     one, two : a batch of one sample, and a batch of two samples
     """

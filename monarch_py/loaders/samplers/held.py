@@ -39,9 +39,9 @@ class HeldSampler(ScheduledSampler):
         daemons keep files
     config : the daemons' configuration file; None for the file that MONARCH_CONFIG names
     others : further files in the daemons' sources; daemons keep them too
-    holders : (samples, the largest number of holders), the numbers of the nodes that hold each
-        sample, padded with -1; None to compute them. planned.sampler_of passes the holders of a
-        plan
+    holders : the numbers of the nodes that hold each sample, as an array of the shape (samples, the
+        largest number of holders), padded with -1; None to compute the holders. planned.sampler_of
+        passes the holders of a plan
     """
 
     # Whether `holders` also names the nodes that hold second copies. Daemons make second copies if
@@ -86,9 +86,9 @@ class HeldSampler(ScheduledSampler):
     def keep(self, dataset: Any) -> KeptDataset:
         """Returns a dataset that reads from `dataset`, and keeps in memory the samples that this
         node holds. Pass the returned dataset to the loader. A kept sample is always returned as it
-        was first read. So apply random augmentations to the samples of the returned dataset, not in
-        `dataset`. Raises ConfigError for a sampler without a quota, because then daemons keep the
-        files."""
+        was first read. So do not augment samples randomly in `dataset`: augment the samples that
+        the returned dataset gives. Raises ConfigError for a sampler without a quota, because then
+        daemons keep the files."""
         if self._sizes is None:
             raise ConfigError(
                 "quota: it is not given, so daemons keep the files and `keep` is not"

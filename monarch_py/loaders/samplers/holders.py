@@ -29,8 +29,8 @@ from monarch_py.policies.rendezvous import file_keys
 
 log = logging.getLogger("monarch.loaders")
 
-# STAT_THREADS: the number of threads that stat files. AT_ONCE: the number of files that a thread
-# stats in one task.
+# STAT_THREADS: the number of threads that call stat(2) on files. AT_ONCE: for how many files a
+# thread calls it in one task.
 STAT_THREADS, AT_ONCE = 16, 256
 
 Quota = str | int | Sequence[str | int]
@@ -119,8 +119,8 @@ def quotas_of(quota: Quota, nodes: int) -> Ints:
 
 
 def given_holders(holders: Any, samples: int) -> Int32s:
-    """Returns the holders that a user has given, as an array (samples, the largest number of
-    holders). Raises ConfigError if the holders are not given for each sample of the dataset."""
+    """Returns the holders that a user has given, as an array of the shape (samples, the largest
+    number of holders). Raises ConfigError if `holders` does not have a row for each sample."""
     found = np.asarray(holders, dtype=np.int32)
     if len(found) != samples:
         raise ConfigError(
@@ -130,8 +130,8 @@ def given_holders(holders: Any, samples: int) -> Int32s:
 
 
 def kept_here(files: Files, nodes: int, quota: Quota) -> Int32s:
-    """Returns the nodes that hold each sample if ranks keep samples in memory themselves, without
-    daemons. The result is (samples, the largest number of holders).
+    """Returns the nodes that hold each sample, if there are no daemons and ranks themselves keep
+    samples in memory. The result has the shape (samples, the largest number of holders).
 
     quota : how much memory each node has for samples
     """
@@ -142,14 +142,14 @@ def kept_here(files: Files, nodes: int, quota: Quota) -> Int32s:
 def kept_by_daemons(
     files: Files, nodes: int, config: str | Path | None, others: Sequence[str] = (), *, extra: bool
 ) -> Int32s:
-    """Returns the nodes that hold each sample if daemons keep files of their sources. The result
-    has the shape (samples, the largest number of holders).
+    """Returns the nodes that hold each sample. A node holds a sample if its daemon keeps a copy of
+    the sample's file. The result has the shape (samples, the largest number of holders).
 
     nodes : the number of nodes. All nodes must have the same quotas as this node. The number of a
         node must equal the rank of the node's daemon
     config : the daemons' configuration file; None for the file that MONARCH_CONFIG names
-    others : further files that daemons keep. They reduce the room for the dataset if not all files
-        fit
+    others : further files that daemons keep. If not all files fit, these files reduce the room for
+        the dataset
     extra : whether nodes with room left hold second copies
     """
     named = config or default_file()
@@ -182,9 +182,9 @@ def kept_by_daemons(
 
 
 def _within_sources(paths: Sequence[str], config: Config, named: str | Path) -> list[str]:
-    """Returns the paths. A path that leads into a source through symbolic links is replaced by the
-    path in the source. Daemons keep only files in sources. So this function warns of paths outside
-    all sources, and raises ConfigError if all paths are outside."""
+    """Returns the paths. If a path leads into a source through symbolic links, the path in the
+    source is returned instead. Daemons keep only files in sources. So this function warns if some
+    paths are outside all sources, and raises ConfigError if all paths are."""
     real = cache(os.path.realpath)
     found, outside = [], []
     for path in paths:
@@ -215,9 +215,9 @@ def _is_inside(path: str, config: Config) -> bool:
 
 
 def _keys(paths: Sequence[str], sizes: Ints, config: Config) -> tuple[Uints, Any]:
-    """Returns two arrays, (paths,): the hash that the daemons' catalog has for each path, and
-    whether daemons may keep the file. Daemons may keep a file if the patterns and size limits of a
-    source admit it. For other files the hash is 0."""
+    """Returns two arrays, (paths,): the hash of each path in the daemons' catalog, and whether
+    daemons may keep the file. Daemons may keep a file if it fits the patterns and size limits of a
+    source. For other files the hash is 0."""
     keys = np.zeros(len(paths), dtype=np.uint64)
     is_known = np.zeros(len(paths), dtype=bool)
     for number, source in enumerate(config.sources):
@@ -233,7 +233,7 @@ def _keys(paths: Sequence[str], sizes: Ints, config: Config) -> tuple[Uints, Any
 
 
 def _within(path: str, source: SourceConfig) -> str | None:
-    """Returns the path relative to the source; None if it lies outside the source."""
+    """Returns the path relative to the source; None if the path lies outside the source."""
     for root in (str(source.path), str(source.real_path)):
         if path.startswith(root.rstrip("/") + "/"):
             return path[len(root.rstrip("/")) + 1 :]

@@ -1,4 +1,4 @@
-"""Random numbers for augmentations that do not depend on the rank or worker that reads a sample."""
+"""Random numbers for augmentations, independent of the rank or worker that reads a sample."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ def keyed(seed: int, epoch: int, sample: int) -> np.random.Generator:
 
     epoch : less than 2**32;  sample : less than 2**32
     """
-    seed, epoch, sample = int(seed), int(epoch), int(sample)  # NumPy's integers overflow
+    seed, epoch, sample = int(seed), int(epoch), int(sample)  # NumPy's integers may overflow
     for name, number in (("epoch", epoch), ("sample", sample)):
         if not 0 <= number < 1 << 32:
             raise ConfigError(f"{name}: {number} is out of range; give 0 or more, below 2**32")

@@ -14,8 +14,9 @@ from monarch_py.errors import ConfigError
 # The names of classes of torch and accelerate that divide the items of a sampler among the ranks.
 SHARDING = frozenset({"BatchSamplerShard", "DistributedSampler", "IterableDatasetShard"})
 # The packages that contain the SHARDING classes and DataLoaders. The local variables of a running
-# function are examined only if the function is in one of these packages. The reason is a side
-# effect: before Python 3.13, objects in examined variables stay alive until the function ends.
+# function are examined only if the function is in one of these packages. Other variables are not
+# examined because of a side effect: before Python 3.13, objects in examined variables stay alive
+# until the function ends.
 PACKAGES = frozenset(
     {"torch", "torchdata", "accelerate", "transformers", "lightning", "pytorch_lightning"}
 )
@@ -39,9 +40,9 @@ def _twice(who: str) -> ConfigError:
 
 
 def refuse_sampler(files: Any) -> None:
-    """Raises ConfigError if `files` is a sampler. Lightning, for example, may construct a batch
-    sampler again, and then passes a sampler of its own as the first argument, instead of the
-    files."""
+    """Raises ConfigError if `files` is a sampler. This happens with Lightning, for example: it may
+    construct the batch sampler anew, and pass a sampler of its own as the first argument instead of
+    the files."""
     if _sharding(files) is not None:
         raise _twice("DistributedSampler")
     if any(each.__name__ == "Sampler" for each in type(files).__mro__):

@@ -46,8 +46,8 @@ class Ranks:
     def found(
         cls, rank: int | None = None, world_size: int | None = None, per_node: int | None = None
     ) -> "Ranks":
-        """Returns the ranks that the arguments describe. The value for an argument that is None
-        comes from torch.distributed or from the launcher. Raises ConfigError if a number is
+        """Returns the ranks that the arguments describe. In place of an argument that is None, the
+        value of torch.distributed or of the launcher is used. Raises ConfigError if a number is
         impossible or cannot be determined."""
         if (rank is None) != (world_size is None):
             raise ConfigError("rank: rank and world_size belong together; give both or neither")
@@ -66,7 +66,7 @@ class Ranks:
 
     def check(self) -> None:
         """If `rank` and `world_size` were detected, checks that the process group has the same
-        values. Raises ConfigError if the group has other values. In this case, `rank` and
+        values. Raises ConfigError if the group has other values, which means that `rank` and
         `world_size` were detected before the group was made."""
         if not self.is_found or (group := process_group()) is None:
             return

@@ -33,11 +33,11 @@ log = logging.getLogger("monarch.loaders")
 class RankEpoch:
     """The batches of one rank in an epoch.
 
-    samples : (accesses,) int32, batch after batch
+    samples : (accesses,) int32, the samples of all batches, one batch after the other
     starts : (steps + 1,) int64, where each batch begins in `samples`
     sizes : (steps,) the number of samples that the schedule assigns to this rank in each step. If
-        this number is 0 but batches must not be empty, the batch consists of one sample of another
-        rank. This sample is not counted in `sizes`, and its weight is 0
+        the number is 0 and batches must not be empty, the rank's batch is one sample of another
+        rank. This extra sample is not counted in `sizes`, and has the weight 0
     totals : (steps,) the sizes of the global batches
     is_equal : whether all ranks' batches have the same size in each step
     """
@@ -66,8 +66,7 @@ class RankEpoch:
 
 
 def _is_dealing(ranks: Ranks) -> bool:
-    """Whether there is a process group in which the rank of this process and the number of ranks
-    are the same as in `ranks`."""
+    """Whether there is a process group whose rank and number of ranks are those in `ranks`."""
     group = process_group()
     return group is not None and (group.get_rank(), group.get_world_size()) == (
         ranks.rank,
@@ -100,11 +99,11 @@ class ScheduledSampler(ABC):
     """A batch sampler that yields the batches of one rank. It is passed to DataLoader as
     `batch_sampler`.
 
-    A global batch has the same samples as with DistributedSampler if the seed and `batch_size` are
-    the same. The only difference is which rank takes which sample. With `drop_last`, the last
-    samples are left out if they cannot be divided equally among the ranks. A last batch that is not
-    full is left out too. Without `drop_last`, the epoch is padded with samples from its beginning,
-    and the last batch may be smaller.
+    With the same seed and `batch_size`, a global batch has the same samples as with
+    DistributedSampler. The only difference is which rank takes which sample. With `drop_last`, the
+    last samples are left out if they cannot be divided equally among the ranks. A last batch that
+    is not full is left out too. Without `drop_last`, the epoch is padded with samples from its
+    beginning, and the last batch may be smaller.
 
     The state in a checkpoint counts global batches. So a training run can continue with the same
     global batches on another number of ranks. If the new number of ranks does not divide the size
@@ -139,7 +138,7 @@ class ScheduledSampler(ABC):
         self._agreement = Agreement() if _is_dealing(ranks) else None
         self._begin = 0  # the step at which the next iteration begins
         self._given = 0  # how many of the epoch's batches were yielded
-        self._weighed = 0  # the first step for which `weight` was not called
+        self._weighed = 0  # the step from which `weight` looks for the next batch
         self._ready: dict[int, RankEpoch] = {}  # the number of the running epoch -> its batches
         self._ahead: dict[int, _Ahead] = {}  # the number of the next epoch -> its batches
         # Whether `set_epoch` or a loaded state has set an epoch. If so, the schedule of the next
@@ -164,9 +163,9 @@ class ScheduledSampler(ABC):
     _may_be_empty = False
 
     def _number(self, epoch: int) -> int:
-        """Returns which epoch of DistributedSampler has the order of samples that this sampler uses
-        in `epoch`. By default, this is `epoch` itself. With `epoch_order`, SolarSampler permutes
-        the epochs."""
+        """Returns a number n: in `epoch`, this sampler uses the order of samples that
+        DistributedSampler uses in epoch n. By default, n is `epoch` itself. With `epoch_order`,
+        SolarSampler permutes the epochs."""
         return epoch
 
     # --- a batch sampler ------------------------------------------------------------------------
@@ -197,8 +196,8 @@ class ScheduledSampler(ABC):
         return self._batches(self._at.epoch, begin, misuse)
 
     def _batches(self, number: int, begin: int, misuse: ConfigError | None) -> Iterator[list[int]]:
-        # If __iter__ raised the error, a half-made DataLoader would remain, and would print further
-        # errors. So the error is raised here, when the first batch is asked for.
+        # An error in __iter__ would leave a half-made DataLoader, which would print further errors.
+        # So the error is raised here, when the first batch is asked for.
         if misuse is not None:
             raise misuse
         self._compare()
@@ -239,7 +238,7 @@ class ScheduledSampler(ABC):
             agreement.check(self._dealt_by())
 
     def _dealt_by(self) -> list[Any]:
-        """Returns all inputs that determine the batches of all ranks."""
+        """Returns all inputs from which the ranks compute their batches."""
         # The number of the epoch is not one of the inputs, because the ranks may be in different
         # epochs: one rank may iterate once more than the others, to try out a batch.
         at = replace(self._at, epoch=0)
@@ -286,8 +285,8 @@ class ScheduledSampler(ABC):
         return size * ranks / int(epoch.totals[step])
 
     def _step_of(self, epoch: RankEpoch, batch_len: int) -> int:
-        """Returns the next step whose batch has this length. Batches of other lengths before this
-        step are skipped: the training is assumed not to have called `weight` for them."""
+        """Returns the next step whose batch has this length. Earlier batches of other lengths are
+        skipped, because the training has evidently not called `weight` for them."""
         lengths = np.diff(epoch.starts[self._weighed :])
         found = np.flatnonzero(lengths == batch_len)
         if not len(found):
@@ -320,7 +319,7 @@ class ScheduledSampler(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from the position in `state`: the next iteration begins with the batch after
         the last delivered batch. The state's seed, shuffle, drop_last and global batch size replace
-        the sampler's own values. The position is used only once: after an iteration has taken a
+        the sampler's own values. Only one iteration begins at this position: once it has yielded a
         batch, the next iteration begins at the epoch's first batch."""
         self._take(State.from_dict(state, self._at.length))
 
@@ -340,7 +339,7 @@ class ScheduledSampler(ABC):
                 )
         self._at = state
         self.drop_last = state.drop_last
-        self.batch_size = -(-state.per_step // self.ranks.world_size)  # the ranks' largest batch
+        self.batch_size = -(-state.per_step // self.ranks.world_size)  # size of the largest batch
         self._ready, self._ahead = {}, {}
         self._goes_on = True
         self._begin = self._given = self._weighed = self._at.done

@@ -24,17 +24,17 @@ class SolarSampler(HeldSampler):
     4.3 of the SOLAR paper).
 
     A sample has at most one holder, which is the same in all epochs. An epoch uses each sample
-    once, so a sample with a holder can save one load in each epoch. So the number of loads depends
-    only on how many samples have holders, not on which samples these are. A node gets a sample that
-    another node holds only in two cases: if the holder has reached the cap, or if a rank would
-    otherwise have fewer than `least` samples.
+    once, and a sample that goes to its holder is not loaded. So each sample with a holder saves the
+    same: one load in each epoch. It does not matter which samples have holders, only how many. A
+    node gets a sample that another node holds only in two cases: if the holder has reached the cap,
+    or if a rank would otherwise have fewer than `least` samples.
 
     cap : the largest number of samples of a rank in a step, as a multiple of `batch_size`. A rank
         must have memory for this number of samples
     least : the smallest number of samples of a rank in a step. With 0, a batch may be empty, and
         losses must be summed (see `weight`)
-    epoch_order : whether to run the epochs in the order that loads the fewest samples (section 4.2
-        of the paper)
+    epoch_order : whether the epochs are put in the order in which the fewest samples are loaded
+        (section 4.2 of the paper)
     epochs : the number of epochs, which `epoch_order` needs
     more : the other arguments of HeldSampler
     """
@@ -98,8 +98,8 @@ class SolarSampler(HeldSampler):
 
     @property
     def saved(self) -> float:
-        """The share of all loads that the best order of the epochs saves, compared with the usual
-        order. The nodes are assumed to keep the samples that they used last. The share is 0 without
+        """The share of the usual order's loads that the best order of the epochs saves. The nodes
+        are assumed to keep the samples that they used last. The share is 0 without
         `epoch_order`."""
         if not self._at.epochs:
             return 0.0

@@ -16,11 +16,10 @@ class State:
     """The position of a training run. The position is counted in global batches, so the run can
     continue from it on any number of ranks.
 
-    epoch : the current epoch;  done : how many of its steps were delivered
+    epoch : the current epoch;  done : how many batches of this epoch were delivered
     per_step : the number of samples in a step, on all ranks together
-    ranks : the number of ranks of the training that wrote the first state. The length of an epoch
-        is padded or cut to a multiple of this number, even if the training continues on another
-        number of ranks
+    ranks : the number of ranks with which the training began. The length of an epoch is padded or
+        cut to a multiple of this number, even if the training continues on another number of ranks
     length, seed, shuffle, drop_last : determine the order of the samples in each epoch, as in
         DistributedSampler
     epochs : with `epoch_order`, the number of epochs that SolarSampler puts in order; otherwise 0
@@ -58,7 +57,7 @@ class State:
             value, least = text[each.name], LEAST.get(each.name)
             if type(value) is not each.type or (least is not None and value < least):
                 raise ConfigError(
-                    f"state: {each.name} is {value!r}, which no sampler has; give what state_dict()"
+                    f"state: {each.name} is {value!r}, an impossible value; give what state_dict()"
                     " returned"
                 )
         state = cls(**{name: text[name] for name in names})

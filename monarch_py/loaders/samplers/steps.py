@@ -10,8 +10,8 @@ T = TypeVar("T")
 
 
 def equal_steps(batches: Iterable[T], max_steps: int) -> Iterator[T]:
-    """Yields exactly `max_steps` batches. If there are fewer, the function iterates over `batches`
-    again. If there are more, it yields only the first ones.
+    """Yields exactly `max_steps` batches. If `batches` has fewer, iterates over `batches` again. If
+    `batches` has more, yields only the first ones.
 
     batches : for example the DataLoader of a rank's own shard
     max_steps : the same on all ranks; otherwise DDP waits forever for a rank that has ended

@@ -16,8 +16,8 @@ import numpy as np
 from monarch_py.loaders.staged.stage import Batch, Counts
 from monarch_py.policies.lobster.preprocessing import PiecewiseLinear
 
-# `fewest` returns the smallest number of workers with which an epoch takes at most this share
-# longer than with the best number.
+# How much longer an epoch may take than with the best number of workers, as a share. `fewest`
+# returns the smallest number of workers that keeps within this limit.
 TOLERANCE = 0.05
 # The largest number of straight lines in a model: one line for few workers, which do not slow each
 # other down, and one line for more workers.
@@ -40,7 +40,7 @@ class Key(NamedTuple):
 
 @dataclass
 class Sum:
-    """Measured times of samples, summed over workers [s]."""
+    """How long all workers together waited and computed for a number of samples [s]."""
 
     samples: int = 0
     waiting: float = 0.0
@@ -106,7 +106,7 @@ class Model:
     """The time that batches take [s], as a function of the number of workers.
 
     times : (size classes,) the model of each size class
-    shares : (size classes,) the share of all samples that belong to each size class
+    shares : (size classes,) the part of all samples that is in each size class
     """
 
     times: Sequence[SampleTime]
@@ -163,8 +163,8 @@ class Advisor:
 
     most : the largest number of workers
     count : the number of workers for the next epoch
-    measured : the times of past epochs. They are dropped if a new epoch's times differ too much
-        (CHANGED) from the times that they predict
+    measured : the times of past epochs. If the times of a new epoch differ too much (CHANGED) from
+        the model of the past times, the past times are dropped
     """
 
     most: int
@@ -175,7 +175,8 @@ class Advisor:
     _before: Counts = field(default_factory=Counts)
 
     def begin(self, counts: Counts) -> int:
-        """Notes the beginning of an epoch. Returns the number of workers for it."""
+        """Call this method at the beginning of an epoch. Returns the number of workers for the
+        epoch."""
         self._began = time.perf_counter()
         self._before = Counts(**vars(counts))
         self._now = {}
@@ -188,7 +189,8 @@ class Advisor:
             each.add(len(batch.indices), *batch.times)
 
     def end(self, counts: Counts) -> None:
-        """Notes the end of an epoch, and chooses the number of workers for the next one."""
+        """Call this method at the end of an epoch. Chooses the number of workers for the next
+        epoch."""
         batches = counts.batches - self._before.batches
         if not batches or not self._now:
             return
@@ -197,8 +199,8 @@ class Advisor:
         self._take_over()
         measured_most = max(key.workers for key in self.measured)
         batch = (counts.samples - self._before.samples) / batches
-        # Above the largest measured number of workers, the model only extrapolates. So the next
-        # number is at most twice this number.
+        # Above the largest measured number of workers, the model only extrapolates. So the number
+        # is at most doubled at a time.
         limit = min(self.most, 2 * measured_most)
         self.count = fewest(Model.fit(self.measured), batch, step_s, limit)
 

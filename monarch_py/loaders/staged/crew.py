@@ -32,7 +32,7 @@ NO_MORE = pickle.dumps(None)
 
 
 class Worker:
-    """A worker process, and the end of its pipe that the training uses."""
+    """A worker process, and the training's end of the pipe to this process."""
 
     def __init__(self, process: Any, link: Connection) -> None:
         self.process = process
@@ -62,7 +62,7 @@ class Crew:
         self._started = 0
         self._poll = select.poll()
         self._workers: dict[int, Worker] = {}  # descriptor of the pipe -> worker at its other end
-        self._stopped_since: dict[int, float] = {}  # by process id
+        self._stopped_since: dict[int, float] = {}  # process id -> when it was first seen stopped
         # The callback must not refer to this object. Otherwise the object would never be
         # garbage-collected, and the workers would run until the interpreter ends.
         self._end = weakref.finalize(self, _end_all, self._workers, os.getpid())
@@ -153,8 +153,8 @@ class Crew:
         now = time.monotonic()
         for worker in self._workers.values():
             pid = worker.process.pid
-            # If a child of the worker has inherited the pipe, it stays open after the worker's end.
-            # So the exit status is checked too.
+            # A child of the worker may have inherited the pipe and keep it open after the worker's
+            # end. So the exit status is checked too.
             if worker.process.exitcode is not None:
                 raise self._gone(worker)
             if not _is_stopped(pid):
@@ -179,8 +179,8 @@ def _end_all(workers: dict[int, Worker], owner: int) -> None:
 def _end_workers(workers: Sequence[Worker]) -> None:
     """Tells workers that there are no more tasks, and kills those that do not end within END_S."""
     for worker in workers:
-        # Closing the pipe is not enough, because forked processes may have copies of its
-        # descriptor, which keep it open.
+        # Closing the pipe is not enough, because forked processes may have copies of the
+        # descriptor, which keep the pipe open.
         with suppress(OSError):
             if _takes_more(worker.link):
                 worker.link.send_bytes(NO_MORE)

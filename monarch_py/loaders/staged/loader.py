@@ -50,13 +50,13 @@ class StagedLoader:
     batch_sampler : an iterable of lists of samples. If its state_dict has an argument `done`, the
         sampler itself continues an epoch from a checkpoint. Otherwise the loader skips the batches
         that were delivered before the checkpoint
-    workers : the number of processes; 0 reads in this process. "auto" begins with one process. For
-        each later epoch, it chooses the number from measured times, as in section 4.1 of the
-        Lobster paper
+    workers : the number of processes; 0 reads in this process. With "auto", the first epoch has one
+        process, and the loader computes the number for each later epoch from measured times, as in
+        section 4.1 of the Lobster paper
     copy : True copies each batch to memory of its own, so that the training may keep the batch
-    pin_memory : registers the shared memory with CUDA. The GPU may still read a batch when the
-        training asks for the next batch. So the batch's memory is reused only when the GPU has done
-        all work that was on the current CUDA stream at that moment
+    pin_memory : registers the shared memory with CUDA. When the training asks for the next batch,
+        the GPU may still read the previous one. So the previous batch's memory is reused only when
+        the GPU has done all work that is on the current CUDA stream when the training asks
     collate_fn : makes a batch of samples, in the worker; None to collate as torch does
     tensors : True for batches of torch's tensors, False for arrays; None for tensors if torch is
         installed, otherwise arrays
@@ -161,7 +161,8 @@ class StagedLoader:
         if self._pinned is not None:
             self._pinned.passed_on()  # frees the last batch of an unfinished epoch
         epoch = _epoch_of(self.batch_sampler)
-        # The position of a loaded state is valid only in the state's own epoch.
+        # The batches that a loaded state counts as delivered are skipped only in the state's own
+        # epoch.
         skip = self._skip if epoch == self._sampled_epoch else 0
         self._delivered, self._skip, self._sampled_epoch = skip, 0, epoch
         batches = iter(self.batch_sampler)
@@ -210,9 +211,9 @@ class StagedLoader:
         workers : the number of workers now
         waiting_seconds, computing_seconds : how long workers waited for data, and how long they
             computed
-        sources : how many samples came from where. This is the result of the dataset's method
-            `sources` if there is one, as in KeptDataset. Otherwise it is the result of
-            daemon_sources: the counts of the node's daemon
+        sources : counts that show how much came from the source. If the dataset has a method
+            `sources`, as KeptDataset has, the result of this method; otherwise the counts of the
+            node's daemon (daemon_sources)
         """
         counts = self._stage.counts
         own = getattr(self.dataset, "sources", None)

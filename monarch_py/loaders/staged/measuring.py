@@ -26,10 +26,10 @@ from monarch_py.loaders.staged.work import Failure, Work
 # The numbers of workers that are measured, in this order. Measuring ends early if more workers do
 # not help. For numbers in between, the model interpolates.
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-# Measuring ends when the speed is less than GAIN times the speed that was measured two steps
-# earlier in COUNTS. At least four numbers of workers are measured, because the model has two
-# straight lines, and each line needs two points. If all samples are of one size class, measuring
-# also ends when batches are read more than twice as fast as the training uses them.
+# After four numbers of workers, measuring ends when the speed is less than GAIN times the speed of
+# two steps earlier in COUNTS. Four numbers are needed, because the model has two straight lines,
+# and each line needs two points. If all samples are of one size class, measuring may end earlier:
+# when batches are read more than twice as fast as the training uses them.
 GAIN = 1.03
 # LEAST_BATCHES: the least number of batches per worker in a measurement.
 # FIRST_BATCHES: the number of batches per worker that are read before the measurement, to warm up.
@@ -41,10 +41,10 @@ MOST_CLASSES = 3
 
 @dataclass
 class Advice:
-    """The number of workers that a training run needs, and the measurements from which it follows.
+    """The number of workers that a training run needs, and the measurements behind this number.
 
     workers : the smallest number of workers with which an epoch takes at most 5 % longer than with
-        the number that is fastest
+        the best number of workers
     is_enough : whether these workers read batches as fast as the training uses them, or at most 5 %
         slower
     model : the model, fitted to the measurements;  samples : the number of samples in an epoch
@@ -83,7 +83,8 @@ def advise(
     batch : the number of samples in a batch
     step_s : how long the training computes for a batch [s]
     most : the most workers that are tried;  seconds : how long each number of workers is measured
-    collate_fn : makes a batch of samples, as the training's loader does; None for the default
+    collate_fn : the function that makes a batch from samples, as in the training's loader; None for
+        the default
     method : how workers are started: "fork", "spawn" or "forkserver"; None for Python's default
     """
     if batch < 1 or most < 1 or step_s < 0 or seconds <= 0:
@@ -108,8 +109,8 @@ def advise(
 
 
 def _classes(dataset: Any) -> list[tuple[int, Ints]]:
-    """Returns the most frequent size classes, each with its samples. Samples of other classes are
-    added to the nearest of these classes."""
+    """Returns the most frequent size classes, each with its samples. A sample of a rarer class is
+    added to the nearest frequent class."""
     everything = np.arange(len(dataset))
     if not hasattr(dataset, "sizes"):
         return [(0, everything)]

@@ -8,9 +8,9 @@
         for images, labels in NoPFSDataLoader(dataset):
             ...
 
-The seed determines in advance which samples each rank will read, and in which order. From this,
-NoPFS decides which node keeps which samples. In Monarch, the daemons or LocalFirstSampler decide
-this.
+The seed determines in advance which samples each rank will read, and in which order. NoPFS uses
+this order to decide which node keeps which samples. In Monarch, the daemons or LocalFirstSampler
+decide which node keeps which samples.
 """
 
 import io
@@ -147,7 +147,7 @@ class Job:
         try:
             return next(self._batches, None)
         except MonarchError:
-            # The loader's iteration has ended. The loader loads its own state here, so that its
+            # The error has ended the loader's iteration. Load the loader's own state, so that the
             # next iteration begins after the delivered batches.
             self.loader.load_state_dict(self.loader.state_dict())
             self._batches, self._is_cut = None, True
@@ -172,7 +172,7 @@ class Job:
         return len(self.dataset)
 
     def statistics(self) -> dict[str, Any]:
-        """Returns the counts of StagedLoader.statistics, here for the samples that `get` has
+        """Returns the result of StagedLoader.statistics for the samples that `get` has
         delivered."""
         return self.loader.statistics()
 
@@ -184,7 +184,7 @@ class Job:
 
 
 class NoPFSImageFolder:
-    """The images of a job's ImageFolder: `dataset[i]` is the decoded image i and its class.
+    """The images of a job's ImageFolder: `dataset[i]` is a pair: image i, decoded, and its class.
 
     root : the directory that the job was made for
     transform : applied to each image;  target_transform : applied to each class

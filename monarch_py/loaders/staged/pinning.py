@@ -20,8 +20,8 @@ class Pinned:
         self._given: int | None = None
 
     def register(self, slot: int, n_bytes: int) -> None:
-        """Registers the first `n_bytes` of a slot, unless they are registered already. Also notes
-        that the training now uses the slot. Raises MonarchError if CUDA refuses."""
+        """Registers the first `n_bytes` of a slot, unless they are registered already. Also
+        remembers that the training now uses the slot. Raises MonarchError if CUDA refuses."""
         self._given = slot
         if self._torch is None or n_bytes <= self._registered[slot]:
             return
@@ -39,9 +39,9 @@ class Pinned:
         self._registered[slot] = size
 
     def passed_on(self) -> None:
-        """Notes that the training asks for the next batch. Copies of the present batch to the GPU
-        may still be queued on the current CUDA stream. So an event is recorded, which occurs when
-        they have ended."""
+        """Call this method when the training asks for the next batch. Copies of the previous batch
+        to the GPU may still be queued on the current CUDA stream. So this method records an event,
+        which occurs when these copies have ended."""
         if self._torch is not None and self._given is not None:
             event = self._torch.cuda.Event()
             event.record()

@@ -17,8 +17,8 @@ from monarch_py.loaders.memory.ring import Bytes
 from monarch_py.loaders.memory.tensors import as_tensor
 from monarch_py.util.units import format_size
 
-# In a slot, arrays begin at multiples of this number of bytes. It is the size of a cache line, and
-# suits every dtype.
+# In a slot, arrays begin at multiples of this number of bytes. The number is the size of a cache
+# line, and suits every dtype.
 ALIGNMENT = 64
 
 
@@ -47,7 +47,7 @@ class Placed:
 def collate(samples: Sequence[Any]) -> Any:
     """Returns the batch that torch's default_collate would make of the samples, except that arrays
     are not stacked yet. Instead, the batch contains a Stack of arrays, which `place` later stacks
-    in the slot. Raises ConfigError if torch has no default batch for these samples."""
+    in the slot. Raises ConfigError if default_collate makes no batch of such samples."""
     if not samples:
         return []
     first = samples[0]
@@ -73,7 +73,8 @@ def _collate_sequences(samples: Sequence[Any]) -> Any:
 
 
 def emptied(batch: Any) -> Any:
-    """Returns a batch of 0 samples that has the form of `batch`, a result of `collate`."""
+    """Returns an empty batch (without samples) that has the form of `batch`, a result of
+    `collate`."""
     if isinstance(batch, Stack):
         return batch.items[0][None][:0]
     if isinstance(batch, np.ndarray):
@@ -87,13 +88,12 @@ def emptied(batch: Any) -> Any:
 
 
 def place(batch: Any, slot: Bytes, *, by_default: bool) -> tuple[Any, int]:
-    """Writes the arrays of a batch into a slot. Returns the batch's tree, in which a Placed
-    replaces each array, and how much of the slot is used [bytes]. Raises MonarchError if the slot
-    is too small.
+    """Writes the arrays of a batch into a slot. Returns two values: the batch's tree, which has a
+    Placed in place of each array, and the number of bytes of the slot that are used. Raises
+    MonarchError if the slot is too small.
 
-    by_default : whether the function `collate` has made the batch, rather than a function of the
-        user. If so, arrays are marked as tensors, because torch's default_collate would return
-        tensors
+    by_default : True if `collate` has made the batch, False if a function of the user has. If True,
+        arrays are marked as tensors, because torch's default_collate would return tensors
     """
     placing = _Placing(slot, by_default)
     return _mapped(batch, placing.leaf), placing.used
@@ -213,7 +213,7 @@ class _Placing:
     def _room(self, shape: tuple[int, ...], dtype: Any, name: str, is_tensor: bool) -> Placed:
         """Reserves room for an array, after the arrays that the slot already has.
 
-        dtype : numpy's or torch's
+        dtype : a dtype of numpy or of torch
         """
         begin = -(-self.used // ALIGNMENT) * ALIGNMENT
         end = begin + math.prod(shape) * dtype.itemsize

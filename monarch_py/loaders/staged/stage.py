@@ -11,8 +11,8 @@ from monarch_py.loaders.memory.ring import Ring
 from monarch_py.loaders.staged.crew import Crew
 from monarch_py.loaders.staged.work import Clock, Done, Failure, Times, Work
 
-# While all slots are in use, the training checks at this interval [s] whether the copy of a batch
-# to a GPU has ended, which frees a slot.
+# While all slots are in use, the training checks at this interval [s] whether a slot is free again,
+# because the copy of its batch to a GPU has ended.
 BUSY_S = 0.0005
 
 
@@ -47,8 +47,8 @@ class Batch:
     """A batch in its slot.
 
     indices : the numbers (or other keys) of the batch's samples
-    tree : the batch's tree, as placing.place returns it; None if the batch was read in place; a
-        Failure if the read has failed
+    tree : the batch, with a Placed in place of each array (see placing.place); None if the batch
+        was read in place; a Failure if the read has failed
     """
 
     slot: int
@@ -228,8 +228,8 @@ class Stage:
                 del self._answers[done.task]
 
     def _drop(self, task: int) -> bool:
-        """Frees the slot of an answered task from an earlier epoch. Always returns False, because
-        `begin` calls this method as the condition of a dict comprehension, which must omit the
+        """Frees the slot of a task of an earlier epoch, after the task was answered. Always returns
+        False: in `begin`, the result is the condition by which a dict comprehension omits the
         task's answer."""
         self._free.append(self._asked.pop(task)[0])
         return False

@@ -29,8 +29,7 @@ ORPHAN_S = 1.0
 
 @dataclass(frozen=True)
 class Work:
-    """The values that a worker needs to read batches. They must be picklable if workers are not
-    forked.
+    """What a worker needs to read batches. If workers are not forked, all fields must be picklable.
 
     sizes : (samples,), the samples' sizes [bytes], if `dataset.read_into` reads batches straight
         into slots (in place); else None
@@ -171,8 +170,8 @@ class Start:
 
 def run(start: Start, link: Connection, inherited: Sequence[Connection]) -> None:
     """Runs a worker: performs tasks until the training sends None or the pipe is closed. A task
-    consists of its number, the slot to fill, and the result of Ring.write_numbers, which the worker
-    passes to Ring.read_numbers to get the samples' numbers.
+    consists of three values: its number, the slot to fill, and the result of Ring.write_numbers.
+    With this result, Ring.read_numbers returns the samples' numbers.
 
     inherited : the training's ends of the workers' pipes, which a forked worker inherits and must
         close
@@ -231,8 +230,8 @@ def _do(start: Start, task: Any, clock: Clock, problem: BaseException | None) ->
 
 
 def seed_generators(seed: int) -> None:
-    """Seeds this process's random generators, and limits torch to one thread. Forked workers with
-    the same seed would all draw the same random numbers."""
+    """Seeds this process's random generators, and limits torch to one thread. Without seeds of
+    their own, forked workers would all draw the same random numbers."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch = sys.modules.get("torch")
