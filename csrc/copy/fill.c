@@ -93,11 +93,11 @@ static void wake_askers(struct monarch_engine *e, const struct job *job) {
     monarch_holdings_wake(h, job->entry.source, job->entry.hash);
 }
 
-/* Makes the fill visible to readers. First resets the map in the fill's slot. Then stores the
- * slot's word, whose copy number tells readers which copy the map describes. Then wakes the
- * requests of peers that wait for the file. For a file of one unit, these requests need not be
- * woken yet, because nothing can be sent before the copy is complete. They are woken nevertheless
- * if this fill itself asks a peer: that peer may be waiting for this node at the same time. */
+/* Makes the fill visible to readers. The copy number in the slot's word tells readers which copy
+ * the slot's map describes. Also wakes the requests of peers that wait for the file. A file of one
+ * unit cannot be sent before its copy is complete, so requests for such a file usually need not be
+ * woken. But they must be woken if this fill itself asks a peer, because that peer may be waiting
+ * for this node at the same time. */
 static void show(struct monarch_engine *e, struct fill *f) {
     const struct job *job = f->job;
     int has_map = f->units <= MONARCH_FILL_UNITS;
@@ -131,8 +131,8 @@ static int begin_reading(struct monarch_engine *e, struct fill *f) {
     return 0;
 }
 
-/* Shows the fill to readers before it opens the file at the source. So a program that opens the
- * file during that time already waits for the copy. */
+/* The fill is shown to readers before the file is opened at the source. So a program that opens the
+ * file meanwhile already waits for the copy. */
 struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job) {
     int is_by_peer = job->peer[0] >= 0, to = create_copy(job);
     struct fill *f = to < 0 ? NULL : new_fill(e, job);

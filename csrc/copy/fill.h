@@ -3,9 +3,9 @@
 
 #include "copy/filling.h"
 
-/* Begins the fill of an order: creates the copy and shows the fill to readers. Also opens the
- * source's file, unless the order first asks a peer or reads a pack. On failure, sets the job's
- * result and returns NULL. */
+/* Begins the fill of an order: creates the copy and shows the fill to readers. Also opens the file
+ * at the source, unless the bytes are to come from a peer or from a pack. On failure, sets the
+ * job's result and returns NULL. */
 struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job);
 /* Begins the computation of a block's checksums. content_key: the key of the digest; NULL if no
  * digest is needed. If memory is exhausted, no digest is made. */

@@ -26,7 +26,7 @@ struct fill {
     unsigned users;      /* engine's: number of threads that work on the fill */
     uint64_t next_block; /* engine's: the first block that no thread has begun */
     uint64_t asked_ns;   /* engine's, atomic: when a reader last waited for a unit */
-    uint64_t next_unit;  /* engine's: if a reader has waited, the unit to fill next */
+    uint64_t next_unit;  /* engine's: the unit to fill next, if a reader has waited */
     unsigned asked_by;   /* engine's: the rank of the reader that waited last */
     uint64_t *claimed;   /* engine's: a bit for each unit that a thread has claimed */
     struct job *job;
@@ -45,8 +45,8 @@ struct fill {
     int to, failed; /* to: descriptor of the copy; failed: atomic, whether the fill has failed */
     uint64_t units, unit_bytes, blocks, block_bytes;
     uint64_t blocks_left; /* atomic: blocks without a checksum yet */
-    /* atomic: the two blocks whose write-back began last, each as its index + 1; 0: no block.
-     * written[0] is the later of the two. */
+    /* atomic: two blocks, each as its index + 1; 0: no block. written[0]: the block whose
+     * write-back began last. written[1]: the block whose write-back began before that. */
     uint64_t written[2];
     uint64_t *sums;                   /* for each block, its XXH3-64 */
     const unsigned char *content_key; /* key of the digests; NULL: no digests are made */

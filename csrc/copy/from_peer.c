@@ -9,9 +9,9 @@
 #include "serving/serving.h"
 #include "shared/clock.h"
 
-/* After this many answers TIMEOUT in a row, the fill gives up on the peer, and asks the next peer
- * or the source. A peer that works answers TIMEOUT if it waits for the source and receives nothing
- * within 0.6 s. */
+/* If a peer answers TIMEOUT this many times in a row, the fill asks the next peer or the source
+ * instead. A peer that works answers TIMEOUT if it waits for the source and receives nothing within
+ * 0.6 s. */
 #define ASKED_TRIES 2 /* if a reader waits for the bytes */
 #define TRIES 8       /* if no reader waits for the bytes */
 /* A peer answers COMING while it is receiving the bytes from the source. This node then waits for
@@ -65,10 +65,10 @@ static int is_too_early(const struct fill *f, int is_last) {
                        __atomic_load_n(&f->blocks_left, __ATOMIC_RELAXED) > NEAR_END);
 }
 
-/* Asks the peer once. The duration counts in the peer's measured throughput (flow.h) under two
- * conditions. First, the peer has the whole file, so it does not wait for the source. Second, the
- * status is OK or TIMEOUT. With any other status, perhaps no request was sent, because requests to
- * a peer are suppressed for a while after a failure. */
+/* Asks the peer once. The measurement of the peer's throughput (flow.h) includes this request only
+ * under two conditions. First, the peer has the whole file, so it does not wait for the source.
+ * Second, the status is OK or TIMEOUT. With any other status, perhaps no request was sent: after a
+ * failure, requests to a peer are suppressed for a while. */
 static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
                     struct monarch_peer *peer, struct monarch_peer_get *get, char *buffer,
                     struct block_sum *sum) {
@@ -82,10 +82,10 @@ static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
     return r;
 }
 
-/* Returns whether the peer's daemon may still be starting, so that the peer should be asked again;
- * in this case, pauses first. Returns 0 if a reader waits for the bytes. When nodes are started
- * together, the first node must wait for the others in this way. Otherwise it would also read from
- * the source the files that other nodes own. */
+/* Returns whether to ask the peer again, because its daemon may still be starting. If so, pauses
+ * before it returns. Returns 0 if a reader waits for the bytes. When nodes are started together,
+ * the first node must wait for the others. Otherwise, the first node would itself read the other
+ * nodes' files from the source. */
 static int is_starting(const struct monarch_engine *e, const struct fill *f,
                        const struct monarch_peer *peer, struct monarch_peer_get *get) {
     struct timespec pause = {0, STARTING_NS};
@@ -173,7 +173,7 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
                                    .at = at};
     for (int which; asked_peer(f, which = __atomic_load_n(&f->asks, __ATOMIC_ACQUIRE)) >= 0;) {
         /* Say whether this peer owns the file. If the order names two peers, this node does not
-         * know which of the two is the owner, so it says so to neither of them. */
+         * know which of the two is the owner. Then is_owner is 0 for both. */
         get.is_owner = f->peers == 1 || which >= f->peers;
         ask(e, f, which, is_last, &get, buffer, sum);
         if (get.status == MONARCH_PEER_OK) {

@@ -7,9 +7,9 @@
 
 #include "copy/state.h"
 
-/* A node that is asked for a file but has no room for it answers with the number of another node,
- * which the fill then asks. This is the maximum number of nodes that are added to a fill in this
- * way. */
+/* A fill first asks the nodes that its order names. A node without room for the file answers with
+ * the number of another node, which the fill asks next. A fill asks at most this many further
+ * nodes. */
 #define MONARCH_MOVES 6
 
 struct job {

@@ -27,9 +27,9 @@
  * from it, or while it contains members that orders still wait for. */
 #define WINDOWS 32
 /* A window also contains the gaps between its ordered members. A gap of at most this size [bytes],
- * such as a header, is always accepted. A larger gap is accepted only if the ordered members before
- * it in the window together have at least the size of the gap. So at most about half of the bytes
- * of a window are read in vain. */
+ * such as a header, is always accepted. A larger gap is accepted only if it is not larger than all
+ * ordered members before it in the window together. So at most about half of the bytes of a window
+ * are read in vain. */
 #define JOINED_BYTES (16UL * 1024)
 /* Further ordered members are looked for among this many members before and after a window. Members
  * before it may be ordered too, because threads do not always begin orders in the pack's
@@ -241,8 +241,8 @@ void monarch_pack_meet(struct monarch_engine *e, struct job *job) {
     if (p->error != ESTALE) {
         job->pack = p;
         job->member = (uint32_t)member;
-        /* An order that asks a peer first needs the member only if the peer fails. So do not note
-         * yet that the order waits for the member. */
+        /* If the order first asks a peer, it needs the member only if the peer fails. So do not
+         * note yet that the order waits for the member. */
         if (job->peer[0] < 0)
             await_member(p, job->member);
     }
@@ -276,9 +276,8 @@ static int is_to_read(struct pack *p, uint64_t member) {
     return p->is_ordered[member] && !window_of(p, &p->members[member]);
 }
 
-/* Returns the first member of the run of members to be read (is_to_read) that ends directly before
- * `member`. Looks at no more than LOOKS_BACK members. Returns `member` itself if the run is
- * empty. */
+/* Goes back from `member` over members that must be read (is_to_read), at most LOOKS_BACK of them.
+ * Returns the one that comes first in the pack, or `member` itself if there are none. */
 static uint64_t first_beside(struct pack *p, uint64_t member) {
     for (int n = 0; n < LOOKS_BACK && member && is_to_read(p, member - 1); n++)
         member--;

@@ -14,8 +14,8 @@ void monarch_pack_meet(struct monarch_engine *e, struct job *job);
 /* Reads the whole file of the order from job->pack into `buffer`. Returns 0. Returns -1 if the pack
  * has changed or cannot be read; the caller must then read the file itself. */
 int monarch_pack_read(struct monarch_engine *e, struct job *job, char *buffer);
-/* Notes that the order no longer needs its member. Does nothing if the order has no pack or was
- * noted before. */
+/* Call this when the order no longer needs its member of the pack. A second call does nothing, and
+ * neither does a call for an order without a pack. */
 void monarch_pack_leave(struct job *job);
 /* Frees the pack and closes its descriptor. NULL is allowed. */
 void monarch_pack_free(struct pack *p);

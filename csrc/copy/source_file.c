@@ -156,16 +156,16 @@ int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) 
 /* Time limit [ns] for the read of a small file. If the read takes less time, the bytes were
  * probably already in the page cache, loaded by an earlier read or by the open. */
 #define CACHED_NS 150000
-/* The value of a fraction (see `note`) that means all recent files of a source. */
+/* Fractions of a source's recent files (see `note`) are stored in units of 1 / SHARE_ALL. */
 #define SHARE_ALL 1024U
 /* After this number of fills from a source, the source's bit in `fast_sources` is reliable. */
 #define JUDGED 32U
 #define SHARE_STEP 32U /* a fraction is a running mean over about this many files */
 
-/* Updates *mean, the fraction of a source's recent files for which a condition is true, with one
- * more file. is_true: whether the condition is true for this file. Then sets the source's bit in
- * *bits if the fraction exceeds one half, otherwise clears the bit. If two threads update the same
- * fraction at the same time, one of the two files is not counted. */
+/* Adds one file to *mean, the fraction of a source's recent files for which a condition is true.
+ * is_true: whether the condition is true for this file. Then sets the source's bit in *bits if the
+ * fraction exceeds one half, otherwise clears the bit. If two threads update the same fraction at
+ * the same time, one of the two files is not counted. */
 static void note(uint32_t *mean, uint32_t *bits, unsigned source, int is_true) {
     uint32_t share = __atomic_load_n(mean, __ATOMIC_RELAXED), bit = 1U << source;
     share = share - share / SHARE_STEP + (is_true ? SHARE_ALL / SHARE_STEP : 0);
@@ -211,7 +211,8 @@ static int may_read_directly(const struct fill *f, uint64_t n) {
     return f->units == 1 && n == job->entry.size && n >= DIRECT_BYTES && !job->result.in_use;
 }
 
-/* Returns whether to use O_DIRECT now, for a file of this source that may be read in this way. */
+/* Returns whether to use O_DIRECT now. The caller has checked that the file may be read in this
+ * way. */
 static int is_direct_better(struct monarch_engine *e, unsigned source) {
     uint32_t sources = __atomic_load_n(&e->awaited_sources, __ATOMIC_RELAXED) &
                        ~__atomic_load_n(&e->buffered_sources, __ATOMIC_RELAXED);
@@ -335,8 +336,8 @@ static void note_read(struct monarch_engine *e, uint64_t n) {
 }
 
 /* Reads from a program's descriptor. Bytes that the program has just read usually come from the
- * page cache without a wait. If this thread slept during the read, it waited for the source, so
- * only then are the bytes counted as read from the source. */
+ * page cache without a wait. If this thread slept during the read, it waited for the source. Only
+ * then are the bytes counted as read from the source. */
 static ssize_t read_handed(struct monarch_engine *e, struct fill *f, int from, char *buffer,
                            uint64_t n, uint64_t at) {
     struct rusage before, after;

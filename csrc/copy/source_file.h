@@ -11,21 +11,21 @@ void monarch_acquire_rate(struct monarch_engine *e, uint64_t n);
  * error in errno. errno is 0 if the file was opened, but differs from the catalog's description.
  * Several threads may open the file for the same order. */
 int monarch_open_source(struct monarch_engine *e, const struct job *job, int *status);
-/* Notes that a source has just answered an open or a read. */
+/* Records that a source has answered an open or a read just now. */
 void monarch_note_source(struct monarch_engine *e);
 /* Returns the inode number of a regular file and stores its device in *dev. Reads only the
  * attributes that the kernel has cached. Returns 0 if `fd` is no regular file. */
 uint64_t monarch_inode_of(int fd, uint64_t *dev);
-/* Checks whether the file is still the version that the catalog describes. If it is, returns 0; all
- * bytes that were read before this call then belong to this version. If the file has changed,
- * returns -1. Asks the source's server, because the attributes that the kernel has cached may be
- * older than the bytes. */
+/* Checks whether the file is still the version that the catalog describes. Returns 0 if the file is
+ * unchanged: all bytes that were read before this call belong to this version. Otherwise returns
+ * -1. Asks the source's server, because the attributes that the kernel has cached may be older than
+ * the bytes. */
 int monarch_source_is_unchanged(struct job *job, int fd);
 /* Reads `n` bytes at offset `at`, or fewer at the end of the file. Returns the number of bytes, or
  * -errno. */
 ssize_t monarch_read_fully(int fd, char *buf, size_t n, off_t at);
-/* Like monarch_read_fully, but for a source's file. If the kernel supports it, the pages that this
- * read loads do not stay in the page cache. */
+/* Like monarch_read_fully, but for a source's file. The pages that this read loads do not stay in
+ * the page cache, if the kernel and the file system support this. */
 ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int fd, char *buf,
                             size_t n, off_t at);
 int monarch_drops_behind(const struct monarch_engine *e, const struct job *job);
@@ -33,9 +33,10 @@ int monarch_can_drop_behind(void); /* whether the kernel can safely drop pages a
 /* Notes how long the open and the read of a one-unit file took at its source. A source is marked as
  * fast if more than half of its recent files took less than FAST_NS (source_file.c). */
 void monarch_note_speed(struct monarch_engine *e, unsigned source, uint64_t ns);
-/* Notes whether the kernel had already dropped pages of a file that a program had just read. A
- * source is marked as pageless if this happened to more than half of its recent files. Programs
- * then hand over only one in 128 of its files, which shows whether the kernel keeps pages again. */
+/* Notes whether the kernel had already dropped pages of a file that a program had just read and
+ * handed over. A source is marked as pageless if this happened to more than half of its recent
+ * files. Programs then hand over only one in 128 files of the source. These few files show whether
+ * the kernel keeps pages again. */
 void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone);
 
 /* --- the descriptor of a fill ----------------------------------------------------------------- */
@@ -55,12 +56,12 @@ int monarch_take_source(struct monarch_engine *e, struct job *job, int *status);
  * failure, returns -1 and sets *status and errno as monarch_open_source does. */
 int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status);
 /* Call this during a fill that reads from the descriptor `from`. If a reader has handed over
- * `from`, and the reader's open file must be closed now (monarch_is_recalled), opens the file anew
- * and moves the new descriptor to the number `from`. Returns 0, or -1 if the file could not be
- * opened; *status and errno say why. */
+ * `from`, and this descriptor must be closed now (monarch_is_recalled), opens the file anew. The
+ * new descriptor then replaces the old one under the number `from`. Returns 0, or -1 if the file
+ * could not be opened; *status and errno say why. */
 int monarch_give_back_recalled(struct monarch_engine *e, struct fill *f, int from, int *status);
-/* Reads `n` bytes at the offset `at` through the fill's descriptor `from`. Counts them as bytes
- * from the sources, unless a handed-over descriptor gave them without a wait. Returns the number of
- * bytes, or -errno. */
+/* Reads `n` bytes at the offset `at` through the fill's descriptor `from`. Counts these bytes as
+ * read from the source, unless they came from a handed-over descriptor without a wait. Returns the
+ * number of bytes, or -errno. */
 ssize_t monarch_read_part(struct monarch_engine *e, struct fill *f, int from, char *buffer,
                           uint64_t n, uint64_t at);

@@ -22,8 +22,9 @@ struct monarch_engine {
     /* Atomic. An order names a peer by the peer's index in this array. NULL: no peer has this
      * index. */
     struct monarch_peer *peers[MONARCH_MAX_PEERS];
-    /* Atomic. The copies that this node offers to its peers; NULL if it offers none. The copying
-     * threads wake the requests of peers that wait here for bytes of a file. */
+    /* Atomic. The copies that this node offers to its peers; NULL if it offers none. Requests of
+     * peers may wait for bytes of a file. The copying threads wake these requests when such bytes
+     * arrive. */
     struct monarch_holdings *holdings;
     /* Serves other waiting readers. A thread calls this function while its own fill waits for a
      * peer. `buffer` has MONARCH_CHUNK bytes. */
@@ -36,7 +37,7 @@ struct monarch_engine {
      * takes the results. */
     struct monarch_writer *writer;
     struct monarch_control *control;
-    /* atomic: a bit per source, set if a read cannot keep its pages out of the page cache
+    /* atomic: a bit per source, set if the pages that a read loads stay in the page cache
      * (monarch_read_source) */
     uint32_t kept_sources;
     struct monarch_clients *clients;
@@ -46,14 +47,15 @@ struct monarch_engine {
     /* Measured throughput (copy/flow.h). Element 0 is for all sources together; the following
      * elements are for the peers, sorted by their numbers. */
     struct endpoint *endpoint;
-    /* All atomic, by source; each is a fraction of the source's recent files. fast: files that were
-     * copied quickly (monarch_note_speed). pageless: files that the kernel had already dropped from
-     * the page cache (monarch_note_pages). awaited: files that were not in the page cache yet, so
-     * that the read waited for the source. `awaited` counts only files that could have been read
-     * with O_DIRECT, but were read through the page cache. */
+    /* All atomic, by source. fast: the fraction of recent files that were opened and read quickly
+     * (monarch_note_speed). pageless: the fraction of recent files whose pages the kernel had
+     * already dropped from the page cache (monarch_note_pages). awaited: the fraction of recent
+     * files whose read had to wait for the source, because they were not in the page cache. Only
+     * files that could have been read with O_DIRECT, but were read through the page cache, are
+     * counted in `awaited`. */
     uint32_t fast[MONARCH_MAX_SOURCES], pageless[MONARCH_MAX_SOURCES], awaited[MONARCH_MAX_SOURCES];
-    /* Both atomic, a bit per source. awaited_sources: set if more than half of the source's recent
-     * files waited (`awaited`). buffered_sources: set if the source's files cannot be read with
+    /* Both atomic, a bit per source. awaited_sources: set if the source's fraction `awaited`
+     * exceeds one half. buffered_sources: set if the source's files cannot be read with
      * O_DIRECT. */
     uint32_t awaited_sources, buffered_sources;
     /* atomic, by source: the number of files that could be read with O_DIRECT while the source's

@@ -248,10 +248,10 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
     return 0;
 }
 
-/* Fixes two parameters of malloc. Without this call, the process would keep the freed memory of a
- * scan or a manifest forever, because of two defaults of glibc. First, glibc gives a large block
- * its own mapping, but raises the size limit M_MMAP_THRESHOLD whenever such a block is freed.
- * Second, glibc makes new arenas for new threads; M_ARENA_MAX limits their number. */
+/* Fixes two parameters of malloc, so that the freed memory of a scan or a manifest returns to the
+ * kernel. M_MMAP_THRESHOLD: a larger block has its own mapping, which returns to the kernel when
+ * the block is freed. By default, glibc raises this limit whenever it frees such a block.
+ * M_ARENA_MAX: by default, glibc makes new arenas for new threads, and arenas keep freed memory. */
 void monarch_limit_malloc(void) {
     mallopt(M_MMAP_THRESHOLD, 128 * 1024);
     mallopt(M_ARENA_MAX, 2);

@@ -1,5 +1,5 @@
-/* Start-time fair queueing (Goyal et al., 1996) of waiting readers, by rank. After one of a rank's
- * readers was served, the rank is due again LAP / share later in virtual time. */
+/* Start-time fair queueing (Goyal et al., 1996) of waiting readers, by rank. When a reader of a
+ * rank was served, the rank is due again LAP / share later, in virtual time. */
 #include "engine/fair_queue.h"
 
 /* The virtual time from one service of a rank with share 1 to the rank's next service. */
@@ -79,9 +79,10 @@ int monarch_next_waiting(struct line *l, struct waiting *w) {
             return 1;
         }
     }
-    /* All slots have been visited, but `of_ranks` may still contain readers. The reason: after
-     * `of_ranks` was filled, a slot's demand may have ended or been taken by a thread. Such a slot
-     * yields no reader. So yield the remaining readers now. */
+    /* All slots have been visited. Normally, each slot whose reader has a rank has yielded one
+     * reader of `of_ranks`. But a demand may have ended, or a thread may have taken it, after
+     * `of_ranks` was filled. The demand's slot then yielded no reader. So yield the readers that
+     * remain in `of_ranks`. */
     if (l->length) {
         *w = take_first(l);
         return 1;

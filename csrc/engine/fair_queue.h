@@ -1,9 +1,9 @@
 /* Start-time fair queueing: decides which of the waiting readers is served next. A rank is a
- * training process of this node, together with its child processes. Ranks are served in proportion
- * to their shares, and no rank is starved. While any reader waits, some reader is served. Each
- * waiting reader has written a demand into a slot. The search for the next reader visits the slots
- * one after another. A reader that belongs to no rank is served when the search reaches its
- * slot. */
+ * training process of this node, together with its child processes. Each rank may have a share,
+ * which is a number. Ranks are served in proportion to their shares, and no rank is starved. While
+ * any reader waits, some reader is served. Each waiting reader has written a demand into a slot.
+ * The search for the next reader visits the slots one after another. A reader that belongs to no
+ * rank is served when the search reaches its slot. */
 #pragma once
 
 #include "shared/catalog.h"
@@ -14,8 +14,8 @@ struct fair_queue {
     const uint32_t *share;
     uint64_t now;                /* virtual time: the due time of the rank that was served last */
     uint64_t due[MONARCH_RANKS]; /* virtual time at which each rank is due next */
-    /* for each rank: the slot at which the search for the rank's next reader begins. It is the slot
-     * after that of the rank's reader that was served last. */
+    /* for each rank: the slot at which the search for the rank's next reader begins. The reader of
+     * this rank that was served last is in the slot before it. */
     uint8_t next[MONARCH_RANKS];
 };
 
@@ -39,17 +39,18 @@ struct waiting {
 };
 
 /* Iterator over the waiting readers, in the sequence in which they are to be served. It visits the
- * demand slots one after another. If a slot's reader has no rank, the iterator yields this reader.
- * If a slot's reader has a rank, the iterator yields a reader of the rank that is due first, which
- * may be a different rank. */
+ * demand slots one after another. A slot's reader without a rank is yielded at once. At a slot
+ * whose reader has a rank, the iterator yields a reader of the rank that is due first. That may be
+ * another rank. */
 struct line {
     const struct fair_queue *queue;
-    /* Both arrays are indexed by demand slot. demand: the demand in the slot. taken: the demand
-     * that a thread already serves. If a slot's two elements are equal, its reader is skipped. */
+    /* By demand slot. demand: the demand in the slot. taken: the demand that a thread already
+     * serves. A reader is skipped if its slot has the same value in both arrays. */
     const uint64_t *demand, *taken;
     unsigned first, passed; /* slots [first, first + passed) have been looked at */
-    /* number of readers in `of_ranks`. When the iterator reaches the first reader that has a rank,
-     * it puts all readers that have ranks into this array, and sets is_known to 1. */
+    /* length: number of readers in `of_ranks`. is_known: whether `of_ranks` was filled with all
+     * waiting readers that have ranks. That happens when the iterator meets the first such
+     * reader. */
     unsigned length;
     int is_known;
     struct waiting of_ranks[MONARCH_DEMANDS];
@@ -59,6 +60,6 @@ void monarch_line_up(struct line *l, const struct fair_queue *q, const uint64_t 
                      const uint64_t *taken, unsigned first);
 /* Stores the next reader in *w. Returns 0 if there are no more readers. */
 int monarch_next_waiting(struct line *l, struct waiting *w);
-/* Notes that this reader is served: moves its rank's due time. Returns the slot at which the next
- * search starts. */
+/* Call this when the reader `w` is served. Sets a later due time for the reader's rank. Returns the
+ * slot at which the next search starts. */
 unsigned monarch_served_reader(const struct line *l, struct fair_queue *q, const struct waiting *w);

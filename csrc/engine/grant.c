@@ -62,8 +62,8 @@ static int is_left(struct pool *p, const struct waiting *reader, struct monarch_
     return 0;
 }
 
-/* Notes that there is work for the daemon's loop. Returns 1 if this is the first such note after
- * the loop last woke up. The caller must then wake the loop. */
+/* Sets `leaves`, because there is work for the daemon's loop. Returns 1 if `leaves` was not set
+ * yet; the caller must then wake the loop. */
 static int is_first(struct grant *g) {
     return !__atomic_exchange_n(&g->leaves, 1, __ATOMIC_SEQ_CST);
 }
@@ -143,8 +143,8 @@ uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_place
     return n;
 }
 
-/* tell_homes holds the writer's lock while it stores this many homes. Then it releases the lock for
- * a moment, so that other threads can take the lock. */
+/* After storing this many homes, tell_homes releases the writer's lock for a moment, so that other
+ * threads can take the lock. */
 #define TOLD_AT_ONCE 4096
 
 static unsigned home_of(const struct monarch_home *home) {
@@ -153,8 +153,8 @@ static unsigned home_of(const struct monarch_home *home) {
     return home->storage == MONARCH_IN_TIERS ? MONARCH_OWN : 0;
 }
 
-/* Writes into the catalog whether this node fills each file from the source or from another node,
- * so that programs know it too (monarch_set_home). */
+/* Writes for each file into the catalog whether this node fills the file from the source or from
+ * another node. Programs read this from the catalog (monarch_set_home). */
 static void tell_homes(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                        const struct monarch_home *homes) {
     for (uint64_t i = 0; i < n;) {

@@ -58,8 +58,8 @@ struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, i
  * tier's number. Returns -1 if there is no such tier; Python then decides where the file goes.
  * is_staged: 1 if the file goes into the staging area, because this node does not keep it; 0 if it
  * goes into one of the other tiers. If only a part of a tier's room was granted (is_part), a file
- * that is too large for this part may fit into the rest. So the search stops at such a tier, and
- * the result is -1. */
+ * that is too large for this part may fit into the rest. Python must decide this, so the search
+ * ends at such a tier with -1. */
 static int take_room(struct grant *g, uint64_t size, int is_staged) {
     for (uint32_t t = 0; t < g->tiers && size < LARGEST; t++) {
         struct monarch_room *room = &g->room[t];
@@ -161,8 +161,8 @@ void monarch_enqueue(struct pool *p, struct queue to[], int in_use, struct job *
 }
 
 /* Moves the orders of `fresh`, which no other thread sees yet, into the queues `to`. Returns the
- * number of orders. If a handed-over descriptor waits for an order, the order goes into the queue
- * for files in use. So it need not wait for orders whose files no program uses yet. */
+ * number of orders. An order for which a program's descriptor is kept (is_kept) goes into the queue
+ * for files in use. So the order need not wait for orders whose files no program uses yet. */
 static int enqueue_all(struct pool *p, struct queue to[], int in_use, struct queue *fresh) {
     int made = (int)fresh->length;
     pthread_mutex_lock(&p->lock);
@@ -226,8 +226,8 @@ uint64_t monarch_engine_withdraw(struct monarch_engine *e, uint64_t n, const uin
     pthread_mutex_lock(&p->lock);
     for (uint64_t i = 0; i < n; i++) {
         struct job *job = monarch_queued_fill(p, ids[i]);
-        /* Do not withdraw an order whose file is in use. A handed-over descriptor, in the order or
-         * waiting for the order, also shows that a program has read the file. */
+        /* Do not withdraw an order whose file is in use. If the order has a descriptor from a
+         * program, or if such a descriptor is kept for the order, a program has read the file. */
         if (!job || job->result.in_use || job->is_kept || job->handed >= 0)
             continue;
         monarch_unqueue(p, job);

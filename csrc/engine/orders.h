@@ -1,6 +1,6 @@
-/* Makes orders for the copying threads from catalog entries, queues them and withdraws them. Either
- * the daemon has submitted an order, or a thread orders a fill in room that the daemon has
- * granted. */
+/* Makes orders for the copying threads from catalog entries, queues them and withdraws them. The
+ * daemon submits orders. A copying thread may also order fills itself, as far as the daemon has
+ * granted space for the copies. */
 #pragma once
 
 #include "engine/entries.h"
@@ -14,15 +14,14 @@ struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, i
  * Returns NULL if the grant does not allow the fill. The caller holds the writer's lock and the
  * pool's lock. */
 struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uint64_t id);
-/* If a single peer has sent the whole file in this fill, notes that this peer has the file. In a
- * later fill of the file, the peer need not wait for the source, so that fill shows the peer's own
- * speed. Its duration therefore counts in the peer's measured throughput (copy/flow.h). The caller
- * holds the pool's lock. */
+/* If a single peer has sent the whole file in this fill, records that this peer has the file. A
+ * later fill of the file from the same peer need not wait for the source. So the later fill shows
+ * how fast the peer itself is, and is measured (copy/flow.h). The caller holds the pool's lock. */
 void monarch_note_giver(struct pool *p, const struct monarch_result *fill);
-/* Puts the order into one of the queues `to`; to[i] is the queue for orders of the origin i (enum
+/* Puts the order into the queue to[i], where i is the origin of the order's bytes (enum
  * monarch_origin). in_use: whether a program uses the file. The caller holds the pool's lock, and
- * wakes threads afterwards (schedule.h). */
+ * must wake threads afterwards (schedule.h). */
 void monarch_enqueue(struct pool *p, struct queue to[], int in_use, struct job *job);
-/* Adds the order to the counts of orders whose results Python has not taken (more = 1), or removes
- * it from these counts (more = -1). The caller holds the pool's lock. */
+/* Changes the counts of orders whose results Python has not taken. more: 1 to count the order; -1
+ * when Python has taken its result. The caller holds the pool's lock. */
 void monarch_count(struct pool *p, const struct job *job, int more);

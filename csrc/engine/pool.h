@@ -15,14 +15,14 @@ struct queue {
     uint64_t length;
 };
 
-/* A thread's search for work may find demands whose files have no order. It notes at most this
- * many. */
+/* Maximum number of demands without an order for their file that a thread notes in one search for
+ * work. */
 #define MONARCH_UNORDERED 8
 
 /* The room in the tiers in which the engine's threads may order fills themselves. The pool's lock
  * protects all fields except the atomic ones. While there is a grant, only the engine's threads set
- * entries to FILLING. While there is none, only Python does so. So the two never decide about the
- * same entry at the same time. */
+ * entries to FILLING. While there is no grant, only Python does so. So a thread and Python never
+ * decide about the same entry at the same time. */
 struct grant {
     int holds;           /* whether there is a grant now */
     uint32_t iterations; /* iterations of the daemon's loop so far; atomic */
@@ -38,24 +38,23 @@ struct grant {
     /* the fills that the engine has ordered since Python last took this list */
     struct monarch_placed placed[MONARCH_PLACED];
     uint64_t placed_count;
-    /* By demand slot: the last demand in this slot that a thread found without an order for its
-     * file. Threads do not try again to order a fill for this demand. */
+    /* By demand slot: the demand for which a thread last tried to order a fill. Threads do not try
+     * again for the same demand. */
     uint64_t refused[MONARCH_DEMANDS];
-    /* By demand slot: 1 if threads may try again, after the next grant, for the demand in
-     * `refused`. It is set if there was no grant, or the file was FILLING, when a thread looked at
-     * the demand. */
+    /* By demand slot: 1 if threads may try again for the demand in `refused` after the next grant.
+     * The last try came too early: there was no grant, or the file was FILLING. */
     uint8_t is_early[MONARCH_DEMANDS];
-    /* Futex, atomic: set to 1 when the engine leaves work to the daemon's loop. The loop sleeps on
-     * this futex between two iterations, and resets it to 0 when it wakes up. */
+    /* Futex, atomic: set to 1 when there is work that only the daemon's loop can do. The loop
+     * sleeps on this futex between two iterations, and sets the futex to 0 after the sleep. */
     uint32_t leaves;
 };
 
-/* Number of buckets in each hash table that finds queued orders or fills by entry. A search through
- * a queue would take too long, because the order for which a reader waits may be far from the
- * front. */
+/* Number of buckets in each of the two hash tables (by entry) of queued orders and of fills. A
+ * search through a queue would take too long, because the order for which a reader waits may be far
+ * from the front. */
 #define MONARCH_BUCKETS 1024
-/* Number of the MONARCH_FILL_SLOTS slots that are reserved for fills from the source. Fills from
- * peers must not use them, because other nodes wait for files that this node reads from the
+/* Of the MONARCH_FILL_SLOTS slots, this many are reserved for fills from the source. Fills from
+ * peers leave these slots free, because other nodes wait for files that this node reads from the
  * source. */
 #define MONARCH_SLOTS_OF_SOURCE (MONARCH_FILL_SLOTS / 4)
 
@@ -87,10 +86,10 @@ struct late {
 /* Callbacks of csrc/handover. Readers send the descriptors of files that they have read, and
  * csrc/handover keeps these descriptors until orders need them. */
 struct listener {
-    /* Called for each new order. Sets job->is_kept if a descriptor waits for the order. The caller
-     * may hold the writer's lock. */
+    /* Called for each new order. Sets job->is_kept if csrc/handover keeps a descriptor of the
+     * order's file. The caller may hold the writer's lock. */
     void (*made)(struct pool *p, struct job *job);
-    /* Called before an order with is_kept begins. Gives the waiting descriptor to the order, unless
+    /* Called before an order with is_kept begins. Gives the kept descriptor to the order, unless
      * the program has asked the daemon to close the descriptor. */
     void (*begins)(struct pool *p, struct job *job);
     /* Called after a grant was given. */
@@ -117,16 +116,15 @@ struct pool {
     struct fill *fills; /* unfinished fills, in the sequence in which they are served */
     struct fill *begun[MONARCH_BUCKETS]; /* the fills of `fills`, in hash buckets by entry */
     struct late late[2]; /* late[0]: normal orders; late[1]: orders for files in use */
-    /* Number of orders whose results Python has not taken, without PAGE_INs. The first index is 1
-     * for orders whose files are in use, and 0 for all others. The second index is an enum
-     * monarch_origin. */
+    /* Number of orders, except PAGE_INs, whose results Python has not taken. The first index is 1
+     * for orders whose files are in use, else 0. The second index is an enum monarch_origin. */
     uint64_t pending[2][MONARCH_ORIGINS];
     uint32_t source_fills; /* number of FILLs from a source among the orders in `pending` */
     /* by peer: number of orders in `pending` that ask this peer first */
     uint32_t asked[MONARCH_MAX_PEERS];
     uint64_t taken[MONARCH_DEMANDS]; /* by demand slot: the demand that a thread is serving */
     unsigned next_demand, free_slots;
-    /* by rank: the rank's share of the threads of each origin; see fair_queue.h */
+    /* by rank: the rank's share, which is the same for both origins; see fair_queue.h */
     uint32_t share[MONARCH_RANKS];
     struct fair_queue fair[MONARCH_ORIGINS];
     int rung;           /* the daemon was woken for results, and has not taken them yet */
@@ -157,7 +155,8 @@ struct pool {
      * without it */
     int resting[2];
     int is_starting; /* a thread for the sources is starting others right now */
-    /* 0, or, if the last attempt to start a thread failed, the earliest time of the next attempt */
+    /* the earliest time of the next attempt to start a thread, if the last attempt failed; else
+     * 0 */
     uint64_t start_after_ns;
     /* number of threads for peers; these are worker[most_threads] and the following elements */
     int peer_threads;

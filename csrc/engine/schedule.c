@@ -12,9 +12,9 @@
 
 /* The value of a fill's `next_unit` once all its units are claimed. */
 #define DONE UINT64_MAX
-/* Each peer may occupy only a share of the threads for peers (can_ask). Work that a reader waits
- * for may exceed its peer's share while more than this many threads are free. The last free threads
- * are left to other peers. */
+/* Only a limited number of threads may ask one peer (can_ask). This limit does not apply to work
+ * that a reader waits for, while more than this many threads for peers are free. The last free
+ * threads are left to other peers. */
 #define KEPT_FREE 4
 /* Maximum number of orders that one search skips. The search must be short, because the thread
  * holds the pool's lock. */
@@ -39,15 +39,15 @@ static int can_ask(const struct pool *p, int at, const struct job *job) {
     return peer < 0 || peer == at || p->at[peer] < 2 * (p->peer_threads - p->away);
 }
 
-/* Like can_ask, for work that a reader waits for. While more than KEPT_FREE threads are free, the
- * peer's share does not limit this work. */
+/* Like can_ask, for work that a reader waits for. While more than KEPT_FREE threads are free, there
+ * is no limit. */
 static int can_serve(const struct pool *p, int at, const struct job *job) {
     return can_ask(p, at, job) || p->peer_threads - p->away > KEPT_FREE;
 }
 
 /* Like can_ask, but for unasked work, which no reader waits for. Only `width` threads (struct pool)
- * may do unasked work at the same time, and one slow peer must not occupy all of them. So the rule
- * of can_ask is also applied to these threads alone. */
+ * may do unasked work at the same time, and one slow peer must not occupy all of them. So a second
+ * limit, by the rule of can_ask, counts only the threads that do unasked work. */
 static int can_ask_unasked(const struct pool *p, const struct job *job) {
     uint32_t left = p->width[MONARCH_FROM_PEER] - p->unasked[MONARCH_FROM_PEER];
     return can_ask(p, -1, job) && (job->peer[0] < 0 || p->unasked_at[job->peer[0]] < 2 * left - 1);
@@ -159,10 +159,9 @@ static uint64_t unit_ahead(struct fill *f) {
 }
 
 /* Chooses a fill for find_ahead. A candidate is a fill of this origin that has unclaimed units and
- * for which a reader has waited. Returns NULL if there is no candidate. Sets *first to the
- * candidate that comes first in the list of fills. If the reader of this candidate belongs to no
- * rank, returns this candidate. Otherwise, returns the candidate whose reader's rank is due
- * first. */
+ * for which a reader has waited. Returns NULL if there is no candidate. Sets *first to the first
+ * candidate in the list of fills. If the reader of *first belongs to no rank, returns *first.
+ * Otherwise, returns the candidate whose reader's rank is due first. */
 static struct fill *next_fill(const struct pool *p, enum monarch_origin origin,
                               struct fill **first) {
     const struct fair_queue *queue = &p->fair[origin];
@@ -266,10 +265,10 @@ static int waits_for_reader(const struct pool *p, const struct job *job, uint64_
            monarch_is_being_read(p->shared.clients, job->result.id, job->entry.ino, now);
 }
 
-/* Moves orders that must wait from the front of the queue to its end. An order must wait while a
- * program is reading its file at the source and will hand over the descriptor. If the fill began
- * now, it would open the file a second time. Returns whether the order that is then at the front
- * must wait too. */
+/* An order must wait while a program is reading its file at the source: the program will hand over
+ * the file's descriptor, so the fill need not open the file again. While the first order of the
+ * queue must wait, moves this order to the end of the queue. Returns whether the order that is then
+ * the first must wait too. */
 static int pass_over_read(const struct pool *p, struct queue *q) {
     uint64_t now = monarch_now_ns();
     for (int n = 0; n < MOST_PASSED && q->first != q->last && waits_for_reader(p, q->first, now);
@@ -281,8 +280,8 @@ static int pass_over_read(const struct pool *p, struct queue *q) {
     return waits_for_reader(p, q->first, now);
 }
 
-/* Takes the next order from the queues, so that the thread can begin it. First sets aside orders at
- * the front of the queue if too many threads already ask their peers. */
+/* Takes the next order from the queues, so that the thread can begin it. If too many threads
+ * already ask the peer of an order at the front of the queue, first sets this order aside. */
 static int find_order(struct pool *p, struct worker *me, int in_use, struct work *w) {
     enum monarch_origin origin = me->origin;
     struct queue *q = in_use ? &p->in_use[origin] : &p->normal[origin];
@@ -341,8 +340,8 @@ static int find_any(struct pool *p, struct worker *me, uint32_t roles, struct wo
            find_unasked(p, me, 0, w);
 }
 
-/* Notes that the thread has finished its work: counts it as resting, and no longer as asking a
- * peer. */
+/* Call this when the thread has finished its work. Counts the thread as idle (`resting`), and no
+ * longer as asking a peer. */
 static void rest(struct pool *p, struct worker *me) {
     go_to(p, me, -1);
     p->unasked[me->origin] -= (uint32_t)me->is_unasked;

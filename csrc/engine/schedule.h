@@ -21,15 +21,15 @@ uint32_t monarch_roles_of(const struct worker *me);
  * interrupts its current work passes MONARCH_DOES_DEMANDS alone. With any other roles, the call
  * also notes that the thread has finished its current work. */
 int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct work *w);
-/* Returns the roles (bits) of the threads that could do work that waits now, for this origin; 0 if
- * no work waits. The result may be nonzero although no work is left. The reason: a fill for which a
- * reader has waited is treated as work until a search finds that all its units are claimed. */
+/* Returns the roles (bits) of the threads that could do the waiting work of this origin; 0 if no
+ * work waits. The result may be nonzero although no work waits: a fill for which a reader has
+ * waited is treated as work until a search finds that all its units are claimed. */
 uint32_t monarch_whom_it_needs(struct pool *p, enum monarch_origin origin);
 /* Wakes one thread that can do new work. who: the roles of the threads that can do the work, as
  * returned by monarch_whom_it_needs. */
 void monarch_ring_one(struct pool *p, enum monarch_origin origin, uint32_t who);
-/* Releases the pool's lock after a change that may have added work of any kind, and wakes threads
- * for it. */
+/* Releases the pool's lock after a change that may have added work of any kind. Wakes threads for
+ * the new work. */
 void monarch_unlock_and_ring(struct pool *p);
 /* Like monarch_unlock_and_ring, but called by the thread `me`, which looks for work next. No other
  * thread of the same origin is woken, because `me` finds the work of this origin anyway. */

@@ -21,8 +21,8 @@
 #define RESULTS_AWAITED 64
 /* If the daemon does not wait for results, it is woken when there are this many. */
 #define RESULTS_AT_ONCE 512
-/* If the daemon waits for results, it is also woken when fewer than this many orders are queued.
- * So it can submit more before the threads run out of orders. */
+/* If the daemon waits for results, it is also woken when fewer than this many orders are queued. So
+ * the daemon can submit more orders before the threads have none left. */
 #define ORDERS_LEFT 64
 /* For this long [ns] after a reader has waited for a unit of a file, threads copy the file unit by
  * unit, instead of in longer runs. */
@@ -82,9 +82,10 @@ static void push_result(struct pool *p, struct job *job) {
 }
 
 /* Publishes the copy if it is complete, reports the order's result, and answers the readers that
- * wait for the file. The result is queued before the writer's lock is released, so that a later
- * removal of the copy cannot have its result queued earlier. Python needs this lock to change the
- * entry's word, which it does before it orders the removal. */
+ * wait for the file. The result is queued before the writer's lock is released. Otherwise, the
+ * result of a later removal of the copy could be queued before this result. The lock prevents that:
+ * Python needs the lock to change the entry's word, and changes the word before it orders the
+ * removal. */
 static void finish(struct pool *p, struct job *job) {
     const struct monarch_engine *e = &p->shared;
     uint64_t id = job->result.id;
@@ -102,8 +103,8 @@ static void finish(struct pool *p, struct job *job) {
         monarch_answer(e->clients, id, 0, MONARCH_FILL_UNITS);
 }
 
-/* Notes that this thread no longer works on the fill. The last thread to leave a fill that is
- * complete or has failed also ends the fill. */
+/* Call this when this thread no longer works on the fill. If the fill is complete or has failed,
+ * the last thread that leaves the fill also ends it. */
 static void leave(struct pool *p, struct fill *f) {
     pthread_mutex_lock(&p->lock);
     int last = --f->users == 0 && monarch_fill_is_over(f);
@@ -137,8 +138,8 @@ static int look_once(struct worker *me, uint32_t roles, struct work *w) {
     if ((found || roles != all) && (has_left || __atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST)))
         who = monarch_whom_it_needs(p, origin);
     /* This thread has the role DOES_ALL, but found no work. If the queues still contain work for
-     * this role, it is an order that cannot begin yet, because a program is reading its file. No
-     * other thread could begin this order either, so wake none for it. */
+     * this role, this work is an order that cannot begin yet: a program is reading the order's
+     * file. No other thread could begin this order either, so wake none for it. */
     if (!found && !has_left && roles & MONARCH_DOES_ALL)
         who &= ~(uint32_t)MONARCH_DOES_ALL;
     pthread_mutex_unlock(&p->lock);
@@ -253,7 +254,7 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
         }
         /* If the file has only one unit, or the order has a reader's descriptor, this thread copies
          * the whole file now. The blocks of any other file are left to threads that have no more
-         * urgent work, because this thread may have begun the file in the middle of other work. */
+         * urgent work, because this thread may have begun the fill in the middle of other work. */
         int is_small = f->units == 1, is_handed = job->handed >= 0;
         uint64_t blocks = is_handed ? f->blocks : (uint64_t)is_small;
         enum monarch_origin origin = monarch_origin_of(job);
@@ -300,8 +301,8 @@ static void rest(uint64_t since_ns) {
 }
 
 /* Returns the time at which a sleeping thread must wake even if its bell does not ring; 0: never.
- * Then the thread either looks again at an order whose file a program was reading, or returns the
- * memory of its buffer to the kernel. */
+ * At that time, the thread either looks again at an order whose file a program was reading, or
+ * returns the memory of its buffer to the kernel. */
 static uint64_t next_look(const struct worker *w, int has_used) {
     uint64_t ns = w->awaits_reader ? READER_NS : has_used ? KEEPS_NS : 0;
     return ns ? monarch_now_ns() + ns : 0;
@@ -322,7 +323,7 @@ static int wait_for_ring(const struct worker *w, uint32_t seen, uint32_t roles, 
 }
 
 /* The loop of a copying thread. Clients can also ring the bell on which the thread sleeps. If a
- * client rings it without need, the thread wakes, finds no work and sleeps again. */
+ * client rings the bell without need, the thread wakes, finds no work and sleeps again. */
 static void *work(void *arg) {
     me = arg;
     struct pool *p = me->pool;

@@ -4,9 +4,9 @@
 #include "engine/schedule.h"
 
 /* Starts all threads for peers and the first threads for the sources. Returns 0 if no thread for
- * the sources could be started. Threads start more threads for the sources, up to `most_threads`,
- * when they take work: there must always be an idle thread with the role READS_AHEAD and one
- * without it. Threads end when `stopping` is set and their bell is rung. */
+ * the sources could be started. A thread that takes work starts more threads for the sources, up to
+ * `most_threads`, if none with its own roles is idle. So new work usually finds an idle thread.
+ * Threads end when `stopping` is set and their bell is rung. */
 int monarch_start_threads(struct pool *p, int peer_threads);
 /* Serves waiting readers while this thread's fill waits for a peer (monarch_engine.serve_readers).
  * For a reader, the thread may begin a second fill, which may also wait for a peer. A call during

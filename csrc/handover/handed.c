@@ -25,8 +25,8 @@ void monarch_hand_to(struct handed *h, struct job *job) {
 
 /* --- the order -------------------------------------------------------------------------------- */
 
-/* Removes a queued order from its queue and returns the order. If the order asks peers, or if
- * another descriptor already waits for it, leaves the order queued and returns NULL. */
+/* Removes a queued order from its queue and returns the order. Returns NULL, and leaves the order
+ * queued, if the order asks peers or if another descriptor is already kept for it. */
 static struct job *take_queued(struct pool *p, struct job *job) {
     if (job->is_kept || monarch_origin_of(job) != MONARCH_FROM_SOURCE)
         return NULL;
@@ -64,8 +64,8 @@ static enum monarch_answer place(struct pool *p, struct monarch_catalog *c, uint
     return MONARCH_TAKEN;
 }
 
-/* Adds the file to the catalog. Returns REFUSED, so that the daemon adds the file later, if the
- * grant does not allow this or the catalog is full. */
+/* Adds the file to the catalog. Returns REFUSED if the grant does not allow this, or if the catalog
+ * is full; the daemon then adds the file later. */
 static enum monarch_answer meet(struct pool *p, struct monarch_catalog *c, struct handed *h) {
     uint64_t id, added = 0;
     if (!p->grant.holds)

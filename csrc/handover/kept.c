@@ -1,9 +1,9 @@
 /* The table of descriptors that programs have handed over. Each descriptor waits for an order to
  * fill its file. A descriptor is put here if no thread can begin the fill when the descriptor
- * arrives. Usually the daemon has not ordered the fill, and no grant allows it. Perhaps the daemon
- * does not know the file yet. When a thread later begins the order, it reads from the descriptor
- * and need not open the file at the source. Until then, the program can ask the daemon at any time
- * to close the descriptor. */
+ * arrives. Usually, the daemon has not ordered the fill yet, and no grant allows a thread to order
+ * it. Perhaps the daemon does not even know the file. When a thread begins the order later, the
+ * fill reads from the descriptor, instead of opening the file at the source. Before that, the
+ * program can ask the daemon at any time to close the descriptor. */
 #include "handover/kept.h"
 
 #include <linux/futex.h>
@@ -28,8 +28,8 @@
  * than KEPT. */
 #define SHARE 4
 /* A descriptor without an order is closed if two conditions are true. First, ORDER_NS have passed
- * since the descriptor was received. Second, the daemon's loop has had ITERATIONS iterations since
- * it was told of the file. */
+ * since the descriptor was received. Second, the daemon was told of the file, and its loop has had
+ * ITERATIONS iterations since then. */
 #define ORDER_NS 50000000ULL
 #define ITERATIONS 2
 /* Interval [ns] at which the table's thread checks all descriptors. If a program asks the daemon to
@@ -129,7 +129,7 @@ int monarch_keep(struct kept_table *t, struct handed *h, int is_asked) {
 
 void monarch_note_kept(struct pool *p, struct job *job) {
     struct kept_table *t = p->kept;
-    /* The table is nearly always empty, so check this first, without its lock. */
+    /* The table is nearly always empty. So check `count` first, which needs no lock. */
     if (!t || !__atomic_load_n(&t->count, __ATOMIC_RELAXED) || job->result.kind != MONARCH_FILL ||
         monarch_origin_of(job) != MONARCH_FROM_SOURCE)
         return;
@@ -186,7 +186,7 @@ static int is_in_vain(const struct kept_table *t, const struct handed *h, uint64
     return h->is_told && iterations >= ITERATIONS && now - h->since_ns > ORDER_NS;
 }
 
-/* Orders the fill of the descriptor's file if the grant allows the fill, else asks the daemon to
+/* Orders a fill of the descriptor's file. If the grant does not allow the fill, asks the daemon to
  * order it. Sets *asks to 1 if the daemon's loop must be woken for this. Returns whether the
  * descriptor must stay in the table. The caller holds the locks of the writer, the pool and the
  * table. */

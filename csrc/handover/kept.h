@@ -12,7 +12,7 @@ struct kept_table *monarch_new_kept(struct pool *p);
 int monarch_keep(struct kept_table *t, struct handed *h, int is_asked);
 
 /* Checks all descriptors in the table. Orders fills of their files, as far as the grant allows.
- * Has those descriptors closed that have waited too long for an order. */
+ * Descriptors that have waited too long for an order are removed and closed. */
 void monarch_look_at_kept(struct pool *p);
 /* Call this for each new order. Sets job->is_kept if the table contains a descriptor of the order's
  * file. */
@@ -21,9 +21,9 @@ void monarch_note_kept(struct pool *p, struct job *job);
  * the program has asked the daemon to close the descriptor. */
 void monarch_take_kept(struct pool *p, struct job *job);
 
-/* monarch_end_kept wakes the table's thread, so that it sees that the engine is stopping, and ends.
- * monarch_join_kept waits until the thread has ended, at most until the time `until`. It returns
- * whether the thread has ended. */
+/* monarch_end_kept wakes the table's thread. The thread ends when it sees that the engine is
+ * stopping. monarch_join_kept waits for the end of the thread, at most until the time `until`, and
+ * returns whether the thread has ended. */
 void monarch_end_kept(struct kept_table *t);
 int monarch_join_kept(struct kept_table *t, const struct timespec *until);
 /* Closes the descriptors in the table, and frees the table. */

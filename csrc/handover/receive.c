@@ -34,12 +34,11 @@
 #define THREADS 32
 #define STACK_BYTES (256 * 1024)
 
-/* While messages come often, the receiving thread polls: it checks for a message every POLL_NS. So
- * the sender of a message need not wake a thread, which would take several microseconds.
- * OFTEN_NS: messages come often if the last two came within this time.
- * POLLS: after this many intervals without a message, the thread sleeps until a message wakes it.
- * STANDBY_NS: interval at which another thread checks whether it must receive instead (take_over).
- */
+/* While messages come often, the receiving thread polls: it checks for a message every POLL_NS
+ * [ns]. The program that sends a message then need not wake a thread, which would take several
+ * microseconds. OFTEN_NS: messages come often if the last two came within this time. POLLS: after
+ * this many intervals without a message, the thread sleeps until a message wakes it. STANDBY_NS:
+ * interval at which another thread checks whether it must receive instead (take_over). */
 #define OFTEN_NS 4000000
 #define POLL_NS 2000000
 #define POLLS 2
@@ -139,9 +138,9 @@ static enum monarch_answer order(struct pool *p, struct handed *h, struct job **
     return answer;
 }
 
-/* Keeps the descriptor until there is an order to fill the file. Instead, closes the descriptor in
- * four cases: no order will need it; it does not belong to the entry's file; the program wants it
- * closed; or the table of waiting descriptors is full. */
+/* Decides what becomes of a descriptor that no order takes now. Usually, keeps it until there is an
+ * order to fill the file. Closes it in four cases: no order will need it; it does not belong to the
+ * entry's file; the program wants it closed; or the table of kept descriptors is full. */
 static void leave(struct pool *p, struct handed *h, enum monarch_answer answer) {
     int is_refused = answer == MONARCH_REFUSED;
     int waits = is_refused || answer == MONARCH_NOT_YET || h->id == MONARCH_NO_ENTRY;
@@ -277,11 +276,11 @@ static void ring(struct handovers *h, int most) {
 }
 
 /* Waits until no other thread is the receiving thread, and makes the caller the receiving thread.
- * When the receiving thread begins to copy a file, another thread must take over. To wake one each
- * time would be slow. So while messages come often, one of the waiting threads is the standby:
- * every STANDBY_NS, it checks whether there is a receiving thread, and takes over if there is none.
- * Usually, the first thread finishes its copy before this check, and receives the next message
- * itself. */
+ * When the receiving thread begins to copy a file, another thread must take over. It would be slow
+ * to wake another thread each time. So while messages come often, one of the waiting threads is the
+ * standby. Every STANDBY_NS, the standby checks whether there is a receiving thread, and takes over
+ * if there is none. Usually, the first thread has copied its file before this check, and receives
+ * the next message itself. */
 static void take_over(struct handovers *h) {
     const struct timespec limit = {0, STANDBY_NS};
     pthread_mutex_lock(&h->lock);
@@ -299,9 +298,9 @@ static void take_over(struct handovers *h) {
     pthread_mutex_unlock(&h->lock);
 }
 
-/* Notes that the caller is no longer the receiving thread, because it begins to copy a file. If
- * there is no standby, wakes a waiting thread. If no thread waits, starts one, up to THREADS
- * threads. */
+/* Call this before the receiving thread begins to copy a file: it then is no longer the receiving
+ * thread. If no waiting thread is the standby, wakes one. If no thread waits, starts a new thread,
+ * unless THREADS threads are running. */
 static void hand_on(struct handovers *h) {
     pthread_mutex_lock(&h->lock);
     h->has_receiver = 0;

@@ -42,9 +42,8 @@ struct monarch_peer_link {
     int fd;
     /* bound_ms: the time limit of the current wait, either first_byte_ms or between_ms */
     uint32_t first_byte_ms, between_ms, bound_ms;
-    /* frames: number of frames received so far; tag: number of requests sent so far. Seals are
-     * numbered too: `frames` is the number of the next received seal, `tag` of the next sent
-     * seal. */
+    /* frames: number of frames received so far, and also the number of the next frame's seal. tag:
+     * number of requests sent so far, and also the number of the next request's seal. */
     uint64_t frames, tag;
     /* says: computes the seals of requests, in the thread that sends requests. hears: checks the
      * seals of frames. content: computes digests. The last two are used in the thread that receives
@@ -222,9 +221,9 @@ static void begin_piece(link_t *l, struct answer *a) {
     monarch_mac_begin(l->content, 0);
 }
 
-/* Decides whether to accept the bytes that came before a SUM frame. Returns WRONG_BYTES if they do
- * not match the sum: the sender's copy is damaged, or the bytes were changed in transit. Returns
- * FORGED if the frame's seal is wrong. */
+/* Decides whether to accept the bytes that came before a SUM frame. Returns WRONG_BYTES if the
+ * bytes do not match the sum in the frame: the sender's copy is damaged, or the bytes were changed
+ * in transit. Returns FORGED if the frame's seal is wrong. */
 static enum monarch_peer_status judge(link_t *l, struct answer *a,
                                       const struct monarch_peer_frame *f,
                                       struct monarch_digest *digest) {
@@ -242,9 +241,9 @@ static enum monarch_peer_status judge(link_t *l, struct answer *a,
 
 /* Receives a small answer, with its frames, in one call of recv, because such an answer usually
  * arrives in one piece. Stores the received bytes at the end of the buffer, because take_part moves
- * the file's bytes to the beginning of the same buffer. Receives at most as many bytes as a
- * complete answer has. If the answer is shorter, for example only an END, the call may also receive
- * bytes of the next answer. */
+ * the file's bytes to the beginning of the same buffer. Receives at most the length of a complete
+ * answer. If the answer is shorter, for example only an END, bytes of the next answer may be
+ * received too. */
 static enum monarch_peer_status take_small(link_t *l, const get *g) {
     size_t frame = sizeof(struct monarch_peer_frame), all = 3 * frame + g->length;
     uint64_t deadline = bound_from(l, monarch_now_ns());
@@ -284,8 +283,8 @@ static enum monarch_peer_status take_frame(link_t *l, struct monarch_peer_frame 
     return f->tag == tag ? MONARCH_PEER_OK : MONARCH_PEER_CUT;
 }
 
-/* Returns whether a peer may send this status in an END. Some statuses describe the connection;
- * each node sets them only for itself, and never sends them. */
+/* Returns whether a peer may send this status in an END. Statuses that describe the connection,
+ * such as CUT, are set by the receiver itself, and never sent. */
 static int is_an_end(const struct answer *a, uint64_t status) {
     if (status == MONARCH_PEER_OK)
         return a->g->received == a->g->length;
@@ -344,10 +343,11 @@ static void set_options(int fd, uint32_t first_byte_ms, uint32_t between_ms) {
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &first, sizeof first); /* see take_small */
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &between, sizeof between);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    /* With this low-water mark, the kernel makes the receive buffer large enough for the bytes of
-     * two wake-ups. So the peer can continue to send while the bytes of one wake-up are stored.
-     * SO_BUF_LOCK (Linux 5.14) prevents the kernel from making the buffer larger: with more bytes
-     * in flight, queues in a shared network would overflow. */
+    /* SO_RCVLOWAT sets the number of bytes after which a waiting thread wakes. The kernel then
+     * makes the receive buffer large enough for twice as many bytes. So the peer can continue to
+     * send while the thread stores the bytes that have arrived. SO_BUF_LOCK (Linux 5.14) prevents
+     * the kernel from making the buffer larger: with more bytes in flight, queues in a shared
+     * network would overflow. */
     setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &room, sizeof room);
     setsockopt(fd, SOL_SOCKET, SO_BUF_LOCK, &locked, sizeof locked);
 }
@@ -376,8 +376,8 @@ static int fetch(link_t *l, get *gets, uint64_t n, monarch_peer_arrived arrived,
     uint64_t asked = 0, tag = l->tag;
     int r = 0;
     for (uint64_t i = 0; r == 0 && i < n; i++) {
-        /* Send further requests only when at least AHEAD / 2 of them may be sent, so that one
-         * system call sends many requests. */
+        /* Do not send a further request whenever an answer has come. Wait until AHEAD / 2 requests
+         * may be sent, so that one system call sends many requests. */
         if (asked < n && asked - i <= AHEAD / 2) {
             uint64_t more = AHEAD - (asked - i) < n - asked ? AHEAD - (asked - i) : n - asked;
             enum monarch_peer_status status = ask(l, gets + asked, more);

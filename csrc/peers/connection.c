@@ -15,7 +15,7 @@
 
 /* After a thread has sent this many bytes on a connection, it continues with another connection. */
 #define YIELD_BYTES (4 << 20)
-/* A thread that may block on a connection checks again after this many bytes whether it may. */
+/* After this many bytes, a thread that may block on a connection checks whether it still may. */
 #define STAY_BYTES (1 << 20)
 
 typedef struct monarch_peer_connection connection;
@@ -91,8 +91,8 @@ static io_state wait_for_bytes(connection *c, stage_t *stage) {
     return MONARCH_PEER_TO_WAIT;
 }
 
-/* Ends a wait for bytes. Gives the peer its full time limit again, because the peer did not cause
- * this wait. */
+/* Ends a wait for bytes of the file. The peer's time limit starts anew, because the peer did not
+ * cause this wait. */
 static void end_wait(connection *c, stage_t *stage) {
     if (c->due_ns)
         give(c, stage->bounds->stall_ms);
@@ -194,11 +194,12 @@ static int hash_bytes(stage_t *stage, const char *bytes, uint64_t n, uint64_t *s
     return monarch_mac_end(stage->content, digest->bytes) ? 0 : -1;
 }
 
-/* Determines the sum and the digest of the current piece. If the piece is a whole block and the
- * fill has recorded its sum and digest, uses these values: with them, the receiver notices bytes
+/* Determines the sum and the digest of the current piece. If the piece is a whole block whose sum
+ * and digest the fill has recorded, uses the recorded values: with them, the receiver notices bytes
  * that have rotted since the fill. Otherwise computes both from the piece's bytes. bytes: the piece
- * in memory; NULL to read it from the file. Returns CUT if they cannot be computed; the caller must
- * then close the connection. Returns UNKNOWN_FILE if the sum shows that a whole block is rotten. */
+ * in memory; NULL to read it from the file. Returns CUT if the values cannot be computed; the
+ * caller must then close the connection. Returns UNKNOWN_FILE if the sum shows that a whole block
+ * is rotten. */
 static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, const char *bytes,
                                        uint64_t *sum, struct monarch_digest *digest) {
     uint64_t block = c->piece / c->file.block_bytes;

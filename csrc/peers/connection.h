@@ -49,9 +49,8 @@ struct monarch_peer_connection {
         char bytes[sizeof(struct monarch_peer_request)];
     } in;
     unsigned got;
-    /* heard: number of requests received so far; said: number of frames made so far. Seals are
-     * numbered too: `heard` is the number of the next received seal, `said` of the next sent
-     * seal. */
+    /* heard: number of requests received so far, and also the number of the next request's seal.
+     * said: number of frames made so far, and also the number of the next frame's seal. */
     uint64_t heard, said;
     struct monarch_peer_frame out[MONARCH_PEER_FRAMES];
     /* frames: number of frames in `out`; sent: how many bytes of these frames were sent */
@@ -76,7 +75,7 @@ struct monarch_peer_stage {
     int may_block;
 };
 
-/* Maximum time [ms] for which a thread blocks on one connection whose peer receives no bytes. */
+/* Maximum time [ms] for which a thread blocks on one connection while its peer accepts no bytes. */
 #define MONARCH_PEER_STAY_MS 50
 
 /* Works on a connection until the connection must wait, or until other connections should be
@@ -94,7 +93,7 @@ void monarch_peer_let_go(struct monarch_peer_connection *c, const struct monarch
  * fill has failed. */
 void monarch_peer_wake(struct monarch_peer_server *s, uint32_t source, uint64_t path_hash);
 /* Wakes connections that wait because `open` has returned LATER, so that they call `open` again.
- * Wakes only those for whose requests `is_settled` returns true. */
+ * Wakes a connection only if `is_settled` returns 1 for its request. */
 void monarch_peer_wake_if(struct monarch_peer_server *s,
                           int (*is_settled)(void *arg, const struct monarch_peer_request *wanted),
                           void *arg);

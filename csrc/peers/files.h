@@ -20,9 +20,9 @@ struct monarch_peer_files {
      * again each time the request is woken, until the request's time limit. */
     enum monarch_peer_status (*open)(void *arg, const struct monarch_peer_request *wanted,
                                      struct monarch_peer_opened *out);
-    /* Returns the end of the bytes from `at` on that can be sent now. The result may be the end of
-     * the block that contains `at`, even if more bytes are available. Returns `at` if the bytes
-     * from `at` on are not available yet, and MONARCH_PEER_NEVER if they will never be
+    /* Returns the offset up to which the bytes from `at` on can be sent now. Even if more bytes are
+     * available, the result may be the end of the block that contains `at`. Returns `at` if the
+     * bytes from `at` on are not available yet, and MONARCH_PEER_NEVER if they will never be
      * available. */
     uint64_t (*available)(void *arg, void *file, uint64_t at);
     /* Called when the requested bytes were not available in time. Returns whether the peer should
@@ -33,8 +33,8 @@ struct monarch_peer_files {
      * available. */
     int (*sum)(void *arg, void *file, uint64_t block, uint64_t *sum, struct monarch_digest *digest);
     /* Returns whether `sum`, which was just computed from a block's bytes, equals the recorded sum.
-     * If `sum` is NULL, returns whether a recent call has found the block good. In this case, a
-     * part of the block can be sent without a new check. */
+     * If `sum` is NULL, returns whether a recent call has found the block good. If so, a part of
+     * the block can be sent without a new check. */
     int (*check)(void *arg, void *file, uint64_t block, const uint64_t *sum);
     void (*close)(void *arg, void *file);
 };

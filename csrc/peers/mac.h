@@ -39,12 +39,12 @@ struct monarch_digest {
 };
 
 /* Computes the seal of a frame or request: the MAC of its `n` bytes and of `digest`. number: how
- * many were sent before in this direction. digest: the digest of the content that the frame
- * authenticates; NULL for none. Returns 1, or 0 if libcrypto has failed; the receiver then rejects
- * the seal. */
+ * many frames or requests were sent in this direction before. digest: the digest of the content
+ * that the frame authenticates; NULL for none. Returns 1, or 0 if libcrypto has failed; the
+ * receiver then rejects the seal. */
 int monarch_seal(struct monarch_mac *m, uint64_t number, const void *frame, size_t n,
                  const struct monarch_digest *digest, unsigned char *seal);
-/* Returns whether the seal is right. The time that the comparison takes does not depend on which
- * bytes of a wrong seal are wrong, so an attacker learns nothing from this time. */
+/* Returns whether the seal is right. The comparison always takes the same time. Otherwise, an
+ * attacker could learn from the time which bytes of a wrong seal are right. */
 int monarch_is_sealed(struct monarch_mac *m, uint64_t number, const void *frame, size_t n,
                       const struct monarch_digest *digest, const unsigned char *seal);

@@ -10,15 +10,14 @@
 
 #include "peers/connection.h"
 
-/* Maximum number of idle links that are kept open. More than one link for each thread that fetches
- * is never needed. */
+/* Maximum number of idle links that are kept open. A thread that fetches needs only one link. */
 #define IDLE_LINKS 16
 /* An answer is called large from this size [bytes] on. */
 #define LARGE_BYTES (1024 * 1024)
 /* A thread that requests a large answer takes a slot first. This is the number of slots, which
  * limits how many large answers are requested at the same time. With more slots, no answer would
- * arrive sooner, and both nodes would wake up more often for fewer bytes each. Answers for which a
- * reader waits need no slot. */
+ * arrive sooner, but threads of both nodes would wake up more often, for fewer bytes each time.
+ * Answers for which a reader waits need no slot. */
 #define LARGE_AT_ONCE 4
 /* Number of large answers that are requested on one link at the same time. With two, the second
  * request arrives before the first answer has been sent completely. So the sender's socket never
@@ -418,8 +417,8 @@ static void release_slot(peer *p, int has_come) {
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Fetches the ranges over the link of `me`, or over a new link if `me` has none or its link was
- * closed. */
+/* Fetches the ranges over the link of `me`, or over a new link if `me` has no link, or if the peer
+ * has closed this link. */
 static int ask_with(peer *p, struct use *me, struct monarch_peer_get *gets, uint64_t n,
                     char *buffer, monarch_peer_arrived arrived, void *arg) {
     uint32_t status = MONARCH_PEER_CUT;
@@ -481,8 +480,8 @@ int monarch_peer_ask(peer *p, struct monarch_peer_get *gets, uint64_t n, char *b
         bytes += gets[i].is_awaited ? 0 : gets[i].length;
     if (bytes < LARGE_BYTES)
         return ask(p, gets, n, 0, buffer, arrived, arg);
-    /* A request without a slot does not share a link. So no other request must wait until its
-     * answer has arrived, nor must it wait for another answer. */
+    /* A request without a slot does not share its link with another request. So neither of the two
+     * requests must wait for the answer to the other. */
     int has_slot = acquire_slot(p);
     int r = ask(p, gets, n, has_slot && n == 1, buffer, arrived, arg);
     if (has_slot)

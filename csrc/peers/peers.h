@@ -22,8 +22,8 @@ struct monarch_peer_bounds {
     uint32_t threads, connections; /* maximum number of threads, and of connections */
     /* a connection that has had no request for this long is closed */
     uint32_t idle_ms;
-    /* maximum time from the first byte of a request to its last byte, and maximum time for which
-     * the peer accepts no byte of an answer; otherwise the connection is closed */
+    /* a connection is closed if more than this time passes between the first and the last byte of a
+     * request, or if its peer accepts no byte of an answer for this long. */
     uint32_t stall_ms;
     /* maximum time for which an answer waits for bytes that are not available yet; then the answer
      * ends with COMING or TIMEOUT */
@@ -54,7 +54,7 @@ void monarch_peer_server_counts(struct monarch_peer_server *s, struct monarch_pe
 /* Maximum amount of data [bytes] that is read from a socket or a file at a time. */
 #define MONARCH_PEER_CHUNK 262144
 /* An answer of at most this size [bytes] is sent together with its frames in one system call, and
- * received in one. The bytes must be copied for this, but that costs less than more system
+ * received in one. For this, the bytes must be copied in memory, which costs less than more system
  * calls. */
 #define MONARCH_PEER_SMALL 32768
 
@@ -79,9 +79,9 @@ struct monarch_peer_get {
 
 struct monarch_peer_link;
 
-/* Called after a piece of the range gets[which] has arrived with a correct sum and seal. first:
- * offset of the piece in the range. bytes: its length. sum: its XXH3-64. digest: its digest
- * (MONARCH_MAC_BYTES bytes). */
+/* Called after a piece of the range gets[which] has arrived with a correct sum and seal. first,
+ * bytes: the piece's offset in the range, and its length. sum: the piece's XXH3-64. digest: its
+ * digest (MONARCH_MAC_BYTES bytes). */
 typedef void (*monarch_peer_arrived)(void *arg, uint64_t which, uint64_t first, uint64_t bytes,
                                      uint64_t sum, const unsigned char *digest);
 

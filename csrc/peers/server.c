@@ -1,7 +1,7 @@
 /* The threads of the peer server, which sends this node's copies to other nodes. Each connection is
  * a small state machine, and only one thread at a time works on it. A thread works on a connection
- * in three cases: its socket is ready; the bytes of the file for which it waits may be available;
- * or its deadline has passed. */
+ * in three cases: the connection's socket is ready; bytes of a file, for which the connection
+ * waits, may be available; or the connection's deadline has passed. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -25,8 +25,8 @@
  * an idle server wake only rarely. */
 #define IDLE_TICK_MS 5000
 /* Size of a socket's send buffer [bytes]. A thread that has filled the buffer is woken only when a
- * third of the buffer is free. Until then, the kernel sends from the rest of the buffer. So the
- * buffer is larger than the number of bytes that can be in flight. */
+ * third of the buffer is free. Meanwhile, the kernel needs enough bytes to send. So the buffer is
+ * larger than the number of bytes that can be in flight. */
 #define SEND_ROOM (4 << 20)
 
 typedef struct monarch_peer_connection connection;
@@ -41,7 +41,7 @@ struct monarch_peer_server {
     uint64_t open, accepted, dropped;
     uint32_t *waits;  /* indexes of the connections that wait for bytes, unsorted */
     uint32_t waiting; /* atomic: the number of connections in `waits` */
-    uint32_t used;    /* number of elements of `at` that were ever used; these are the first ones */
+    uint32_t used;    /* the first `used` elements of `at` are or were in use */
     uint64_t requests, bytes, active, next_sweep_ns; /* atomic */
     uint64_t wakes; /* atomic: number of calls so far that wake connections; see has_waiting */
     /* stopping: atomic; stop: an eventfd, which becomes readable when the server stops */

@@ -43,8 +43,8 @@ static int agrees(holdings *h, const struct open_copy *held, uint64_t block, uin
      * with the catalog's. */
     if (held->blocks == 1)
         return monarch_xxh3((const char *)&sum, sizeof sum) == held->sum;
-    /* Without recorded sums, assume that the block is good, unless the entry's word has changed
-     * since the copy was opened: then the copy may have been removed because it was rotten. */
+    /* Without recorded sums, assume that the block is good. But if the entry's word has changed
+     * since the copy was opened, the copy may have been removed because it was rotten. */
     return monarch_has_word(h, held->id, held->word);
 }
 
@@ -71,8 +71,8 @@ static int check(void *arg, void *file, uint64_t block, const uint64_t *sum) {
     const struct open_copy *held = file;
     uint64_t now = monarch_now_ns();
     int is_good;
-    /* The copy was still being filled when it was opened, so its bytes were written very recently.
-     * Assume that they have not rotted. */
+    /* A copy that was still being filled when it was opened was written very recently. Assume that
+     * its bytes have not rotted. */
     if (held->slot >= 0)
         return 1;
     int agreed = sum && agrees(h, held, block, *sum);

@@ -1,6 +1,6 @@
 /* Finds the copy of a file that a peer requests, and determines how much of the copy can be sent.
- * As for this node's own programs, that depends only on the entry's word in the catalog and on the
- * fill's bitmap. */
+ * How much can be sent depends only on the entry's word in the catalog and on the fill's bitmap.
+ * This node's own programs read copies by the same rule. */
 #include "serving/open_copy.h"
 
 #include <fcntl.h>
@@ -19,8 +19,8 @@
  * because the sources may be stuck. A reader on a peer's node should wait at most 2 s before it
  * reads the source itself. So STUCK_NS and the time limit of an answer add up to less than 2 s. */
 #define STUCK_NS 1000000000ULL
-/* The function is_meant reads an entry's attributes again if the daemon has changed them during the
- * read. This is the maximum number of attempts. */
+/* Maximum number of times that is_meant reads an entry's attributes. It must read them again if the
+ * daemon has changed them during the read. */
 #define LOOKS 3
 
 typedef struct monarch_holdings holdings;
@@ -122,9 +122,9 @@ static enum monarch_peer_status not_kept(const holdings *h,
 }
 
 /* Makes this node keep the file, and records this for the daemon. Call this if a peer requests the
- * file because, according to the peer, this node owns the file. Returns whether this node now keeps
- * the file. The result is 0 in two cases: another node keeps the file because this node had no room
- * for it, or MONARCH_MOVED records wait for the daemon already. */
+ * file and considers this node the file's owner. Returns whether this node now keeps the file. The
+ * result is 0 in two cases: another node keeps the file because this node had no room for it, or
+ * MONARCH_MOVED records wait for the daemon already. */
 static int begin_to_keep(holdings *h, uint64_t id) {
     pthread_mutex_lock(&h->checking);
     unsigned home = monarch_home_here(h, id);

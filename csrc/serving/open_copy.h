@@ -39,8 +39,8 @@ struct monarch_holdings {
     /* entries of files that this node has begun to keep; not yet reported to the daemon */
     uint64_t moved_here[MONARCH_MOVED];
     uint64_t moved_count;
-    /* guards `server`: a thread that wakes the server holds this lock for reading, so that no other
-     * thread frees the server meanwhile */
+    /* guards `server`: a thread that wakes requests of the server holds this lock for reading, so
+     * that no other thread frees the server meanwhile */
     pthread_rwlock_t waking;
     struct monarch_peer_server *server;
 };

@@ -5,9 +5,9 @@
 #include "peers/peers.h"
 
 /* The holdings: the files that a node can serve to its peers. They are complete copies, copies that
- * are being filled from the source, and files that the node keeps but has not copied yet. If a peer
- * requests a file of the last kind, the node fills the file, as if one of its own programs had
- * opened it. */
+ * are being filled from the source, and files of which this node is to keep a copy but has none
+ * yet. If a peer requests such a file, this node fills the file, as if one of the node's own
+ * programs had opened it. */
 struct monarch_holdings;
 
 /* MONARCH_ROTTEN: maximum number of rotten copies that are recorded for monarch_holdings_rotten.
@@ -15,8 +15,8 @@ struct monarch_holdings;
  * copies or files are not recorded until a later request finds them again. */
 enum { MONARCH_ROTTEN = 64, MONARCH_MOVED = 1024 };
 
-/* Which node keeps a file, according to this node. This value decides the answer to a request for a
- * file of which this node has no copy. */
+/* Which node keeps the copy of a file, as far as this node knows. If a peer requests a file of
+ * which this node has no copy, the answer depends on this value. */
 enum monarch_home_here {
     MONARCH_KEPT_ELSEWHERE,
     MONARCH_KEPT_HERE,
@@ -45,16 +45,16 @@ void monarch_holdings_tier(struct monarch_holdings *h, uint32_t tier, int copies
 /* Sets the catalog. After this call, no thread reads the previous catalog. c = NULL: this node has
  * nothing to serve to its peers. */
 void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_catalog *c);
-/* Sets for each of the `n` files `ids` which node keeps it (enum monarch_home_here). This node
- * changes the value itself if a peer requests a file that this node does not keep, but owns
- * according to the peer. Then this node begins to keep the file and fills it
- * (monarch_holdings_moved). */
+/* Sets which node keeps each of `n` files. ids: the numbers of the files' entries. home: for each
+ * file, an enum monarch_home_here. This node changes the value itself if it does not keep a file,
+ * but a peer requests the file and considers this node the owner. Then this node begins to keep the
+ * file and fills it (monarch_holdings_moved). */
 void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,
                            const uint16_t *home);
-/* Reports the files that this node has begun to keep since the last call. It begins to keep a file
- * if a peer requests the file and considers this node the file's owner, perhaps because other nodes
- * had no room for the file. Stores the numbers of the files' entries in `ids`, which has room for
- * MONARCH_MOVED numbers, and returns how many there are. */
+/* Reports the files that this node has begun to keep since the last call. This node begins to keep
+ * a file if a peer requests the file and considers this node the file's owner. A possible reason is
+ * that other nodes had no room for the file. Stores the numbers of the files' entries in `ids`,
+ * which has room for MONARCH_MOVED numbers, and returns how many there are. */
 uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
 /* A request for a file of which this node has no copy can wait until this node knows which files it
  * keeps. The patience says which of these requests wait. Its first value is
@@ -83,17 +83,17 @@ void monarch_holdings_sums(struct monarch_holdings *h, uint64_t copy, const uint
  * their files. */
 void monarch_holdings_answer(struct monarch_holdings *h);
 /* Reports the copies that were found rotten since the last call: their bytes have changed since
- * their fills. Stores the numbers of their entries in `ids`. Stores in `words` the words that these
- * entries had when the copies were opened; an entry's word may have changed since. Both arrays have
- * room for MONARCH_ROTTEN elements. Returns how many copies there are. */
+ * their fills. ids: receives the numbers of the copies' entries. words: receives the words that
+ * these entries had when the copies were opened. An entry's word may have changed since. Both
+ * arrays have room for MONARCH_ROTTEN elements. Returns the number of rotten copies. */
 uint64_t monarch_holdings_rotten(struct monarch_holdings *h, uint64_t *ids, uint64_t *words);
 /* Closes all connections and joins the server's threads. */
 void monarch_holdings_stop(struct monarch_holdings *h, struct monarch_peer_server *s);
 void monarch_holdings_free(struct monarch_holdings *h);
 
-/* These functions connect the engine with the peers. monarch_engine_peer sets the peer that orders
- * name by `number`. monarch_engine_holdings sets the holdings in which the engine records the sums
- * of its fills, and whose waiting requests it wakes. Before a peer or the holdings are freed, call
- * the function again with NULL. */
+/* These functions connect the engine with the peers. monarch_engine_peer sets the peer to which
+ * orders refer by `number`. monarch_engine_holdings sets the holdings: the engine records the sums
+ * of its fills there, and wakes the requests that wait there. Before the peer or the holdings are
+ * freed, call the same function again with NULL. */
 void monarch_engine_peer(struct monarch_engine *e, unsigned number, struct monarch_peer *peer);
 void monarch_engine_holdings(struct monarch_engine *e, struct monarch_holdings *h);

@@ -8,7 +8,7 @@
 #include "peers/mac.h"
 
 struct monarch_sums;
-/* The sums of one copy, shared by reference counting. */
+/* The sums of one copy. They are freed when the last reference to them is released. */
 struct monarch_sums_held {
     struct monarch_sums_held *next;
     uint64_t copy, blocks, holders; /* holders: number of references, including the table's own */
@@ -18,10 +18,10 @@ struct monarch_sums_held {
 };
 
 struct monarch_sums *monarch_sums_new(void); /* NULL if memory is exhausted */
-/* Keeps the sums of a copy's blocks. digests: NULL if they are not known. Keeps nothing for a copy
- * of one block, because the sums of a million such copies would take much memory and save little
- * time. The server checks such a copy against the catalog's sum of the file instead. Also keeps
- * nothing if memory is exhausted. */
+/* Stores the sums of a copy's blocks in the table. digests: NULL if they are not known. Stores
+ * nothing for a copy of one block, because the sums of a million such copies would take much memory
+ * and save little time. The server checks such a copy against the catalog's sum of the file
+ * instead. Also stores nothing if memory is exhausted. */
 void monarch_sums_keep(struct monarch_sums *s, uint64_t copy, const uint64_t *sums,
                        const struct monarch_digest *digests, uint64_t blocks);
 void monarch_sums_drop(struct monarch_sums *s, uint64_t copy);
