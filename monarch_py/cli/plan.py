@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # The column names in tables and pictures for the elements of `figures.PLACES`.
 PLACES = ("own copies", "other nodes", "source")
 KINDS = ("image_folder", "files", "tfrecord", "webdataset", "hdf5", "fixed")
+# The only kind to which each of these options applies.
+OPTIONS = {"--dataset": "hdf5", "--record-bytes": "fixed", "--header-bytes": "fixed"}
 
 _PATH = click.Path(path_type=Path)
 
@@ -51,7 +53,6 @@ def _needed(value: Any, option: str, kind: str) -> Any:
 @click.option(
     "--header-bytes",
     type=int,
-    default=0,
     help="If KIND is fixed: the number of bytes before the first record.",
 )
 def index(
@@ -62,7 +63,7 @@ def index(
     pattern: tuple[str, ...],
     dataset: str | None,
     record_bytes: int | None,
-    header_bytes: int,
+    header_bytes: int | None,
 ) -> None:
     """Find the position of each sample of a dataset.
 
@@ -77,6 +78,11 @@ def index(
         raise click.UsageError(
             "the kind image_folder indexes every image below ROOT; leave out --pattern"
         )
+    for (option, own), value in zip(
+        OPTIONS.items(), (dataset, record_bytes, header_bytes), strict=True
+    ):
+        if value is not None and kind != own:
+            raise click.UsageError(f"{option} is only for the kind {own}; leave it out")
     patterns = pattern or builders.PATTERNS.get(kind, ())
     root = root.absolute()
     try:
@@ -87,7 +93,7 @@ def index(
             found = builders.index_hdf5(root, name, patterns)
         elif kind == "fixed":
             size = _needed(record_bytes, "--record-bytes", kind)
-            found = builders.index_fixed(root, size, header_bytes, patterns)
+            found = builders.index_fixed(root, size, header_bytes or 0, patterns)
         else:
             found = getattr(builders, f"index_{kind}")(root, patterns)
     except ValueError as error:
@@ -178,16 +184,22 @@ def _print(figures: Figures, grain: str) -> None:
     click.echo()
     title = f"How often node {figures.node} accesses the {grain}"
     print_table(title, ["accesses", grain, "expected"], counts, left=0)
+    if expected is not None:
+        click.echo("'expected' is the number if the samples of each epoch were drawn at random.")
     click.echo(f"Standard deviation of the number of accesses: {figures.spread:.3f} of the mean.")
     owned, sizes = figures.owned_units, figures.owned_bytes
     click.echo(
-        f"A node owns {owned.min()} to {owned.max()} {grain},"
-        f" with a total size of {format_size(int(sizes.min()))} to {format_size(int(sizes.max()))}."
+        f"Each node owns {_range(str(owned.min()), str(owned.max()))} {grain}, with a total size"
+        f" of {_range(format_size(int(sizes.min())), format_size(int(sizes.max())))}."
     )
     click.echo()
     rows = [[k, *map(format_size, read)] for k, read in enumerate(figures.epochs.tolist())]
     columns = ["epoch", *PLACES]
     print_table("Bytes that all nodes read in each epoch, by origin", columns, rows, left=0)
+
+
+def _range(least: str, most: str) -> str:
+    return least if least == most else f"{least} to {most}"
 
 
 def _draw(figures: Figures, picture: Path) -> None:

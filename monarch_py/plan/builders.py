@@ -39,7 +39,7 @@ def _cannot_read(path: str | Path, error: OSError) -> MonarchError:
 def _walk(root: Path, patterns: tuple[str, ...]) -> list[str]:
     """Returns the paths of all files below `root` that match one of the patterns. The paths are
     sorted, and relative to `root`."""
-    wanted, found = PathFilter(patterns), []
+    wanted, found, seen = PathFilter(patterns), [], 0
 
     def failed(error: OSError) -> None:
         raise _cannot_read(error.filename, error)
@@ -48,6 +48,9 @@ def _walk(root: Path, patterns: tuple[str, ...]) -> list[str]:
         below = os.path.relpath(directory, root)
         paths = names if below == "." else [f"{below}/{name}" for name in names]
         found += [path for path in paths if wanted.matches(path)]
+        seen += len(paths)
+    if not seen:
+        raise ConfigError(f"{root}: the directory contains no files; check the path")
     if not found:
         raise ConfigError(f"{root}: no file matches {' or '.join(patterns)}; give --pattern")
     return sorted(found)

@@ -202,6 +202,8 @@ def read_recipe(path: Path) -> tuple[PlanKeys, Spot]:
     """Returns the keys of a plan.yaml, and its root as a Spot (a place in a YAML file). Reads no
     other file. Raises ConfigError if a key or a value does not fit; the message names file, line
     and key."""
+    if path.suffix == ".npz":
+        raise ConfigError(f"{path}: this is a plan or an index; name its description (plan.yaml)")
     node, top = load_document(path, "plan's description", "'epochs' and 'parts'")
     return read_as(node, top, PlanKeys), top
 

@@ -190,6 +190,16 @@ def test_a_description_is_followed_like_a_plan(session_factory: Factory, tmp_pat
     assert plans(session)[0]["others"] == 0
 
 
+def test_a_plan_for_more_nodes_than_one_is_followed_with_a_warning(
+    session_factory: Factory, tmp_path: Path
+) -> None:
+    files = Files(tmp_path / "source").add_many(60, 1000)
+    plan = plan_of(files, files.root, tmp_path / "plan.npz", nodes=2, ranks=2)
+    session = session_factory(files.root, plan=str(plan)).start()
+    warning = "is for 2 nodes, but this daemon works alone: it follows only the accesses of node 0"
+    wait_until(lambda: warning in session.log.read_text(), what="the warning")
+
+
 def test_links_stand_for_their_files(session_factory: Factory, tmp_path: Path) -> None:
     """A plan may name files by symbolic links: a link in the same directory or in another one, a
     path through a link to a directory, or a link to a link."""

@@ -72,7 +72,7 @@ def read_each(session: Session, paths: list[Path]) -> None:
     for path in paths:
         read(session, path)
         session.wait_idle()
-        wait_until(lambda: not opened(session), what="the turn in which the daemon notices the open")
+        wait_until(lambda: not opened(session), what="a look of the daemon at the opens")
 
 
 def test_what_has_no_place_in_the_tiers_is_staged_and_goes_for_others(

@@ -69,6 +69,9 @@ def test_index_says_what_is_missing(tmp_path: Path, dataset: Path) -> None:
         (["hdf5", dataset], "hdf5 needs --dataset"),
         (["files", dataset, "--pattern", "["], "unclosed '['"),
         (["image_folder", dataset, "--pattern", "*.bin"], "leave out --pattern"),
+        (["files", dataset, "--dataset", "x"], "--dataset is only for the kind hdf5; leave it out"),
+        (["hdf5", dataset, "--record-bytes", "8"], "--record-bytes is only for the kind fixed"),
+        (["files", dataset, "--header-bytes", "0"], "--header-bytes is only for the kind fixed"),
     ):
         done = CliRunner().invoke(group, ["plan", "index", *map(str, words), "-o", str(out)])
         assert done.exit_code == 2
@@ -84,6 +87,11 @@ def test_make(plan: Path) -> None:
         "4 epochs on 2 nodes with 1 rank each, 12 files: training (12 samples, 2 steps of 3 on"
         " each rank)\n"
     )
+
+
+def test_make_from_a_plan(plan: Path) -> None:
+    done = run("make", "-c", plan, "-o", plan.with_name("other.npz"), error=ConfigError)
+    assert str(done.exception).endswith("is a plan or an index; name its description (plan.yaml)")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +138,7 @@ def test_show(plan: Path) -> None:
     text = run("show", plan).output
     assert "\nHow often node 0 accesses the files\naccesses  files  expected\n" in text
     assert "\nBytes that all nodes read in each epoch, by origin\nepoch  own copies" in text
-    assert re.search(r"\nA node owns \d+ to \d+ files, ", text)
+    assert re.search(r"\nEach node owns \d+ to \d+ files, ", text)
     assert max(map(len, text.splitlines()[1:])) <= 80
     found = json.loads(run("show", plan, "--json", "--node", 1, "--quota", "2KiB").output)
     assert sum(found["frequency"]) == 12

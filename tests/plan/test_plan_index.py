@@ -267,6 +267,9 @@ def test_what_is_no_index_is_refused(tmp_path: Path) -> None:
 
 
 def test_nothing_there_is_told_by_its_root(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the directory contains no files; check the path"):
+        index_files(tmp_path)
+    (tmp_path / "one").touch()
     with pytest.raises(ConfigError, match=r"no file matches \*\.tar; give --pattern"):
         index_webdataset(tmp_path)
     with pytest.raises(MonarchError, match="gone: No such file or directory; check"):

@@ -201,6 +201,17 @@ class PlanManager:
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
+    def _say_followed(self, tracker: PlanTracker) -> None:
+        nodes = tracker.timeline.nodes
+        log.info("the plan %s is followed now", tracker.file)
+        if nodes > 1 and self._nodes is None:
+            log.warning(
+                "the plan %s is for %d nodes, but this daemon works alone: it follows only the"
+                " accesses of node 0; write 'nodes: 1' in the plan if that is wrong",
+                tracker.file,
+                nodes,
+            )
+
     def _say_dropped(self, tracker: PlanTracker) -> None:
         log.warning("the plan %s is no longer followed: %s", tracker.file, tracker.why)
         self._jobs.pop(tracker, None)
@@ -336,6 +347,7 @@ class PlanManager:
                 self._say_dropped(tracker)
             else:
                 tracker.begin(found, entries)
+                self._say_followed(tracker)
         if not self.is_active:
             return
         if self._nodes is not None:
