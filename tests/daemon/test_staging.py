@@ -241,11 +241,15 @@ def test_a_copy_that_is_dropped_while_it_is_open_stays_what_it_was(
         "print(told(os.fstat(fd)) == before == told(os.stat(sys.argv[1])))\n"
         "print(hashlib.sha256(os.pread(fd, 1 << 20, 0)).hexdigest())\n"
     )
-    for _ in range(3):
+
+    def has_dropped_enough() -> bool:
         said = session.python(script, *paths).split()
         session.wait_idle()
         assert said == ["True", files.digests[paths[0].name]]
-    assert session.status()["staging"]["dropped"] > 12
+        return bool(session.status()["staging"]["dropped"] > 12)
+
+    # On a busy machine, some files are left to the source, so more rounds are needed.
+    wait_until(has_dropped_enough, what="drops")
 
 
 STATX = """
