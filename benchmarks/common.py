@@ -77,7 +77,7 @@ def scratch(parent: Path | None) -> Iterator[Path]:
 def metadata_operations(counts: Mapping[str, int]) -> int:
     """Returns the number of metadata operations, without opens.
 
-    counts : the number of operations of each kind, as a SlowSource reports them
+    counts : the number of operations of each kind, as SlowSource.counts returns them
     """
     data = ("open", "read", "write", "bytes_read", "bytes_written", "release", "flush")
     return sum(number for kind, number in counts.items() if kind not in data)
@@ -96,12 +96,12 @@ def build(source: Path, directory: Path, *flags: str) -> Path:
 
 
 def touch_memory(size: int) -> None:
-    """Touches `size` bytes of free memory, but at most half of the available memory.
+    """Allocates and frees `size` bytes of memory, but at most half of the available memory.
 
     A virtual machine may get a page of memory from its host only when the page is first used. This
-    first use of a page of 4 KiB takes about 8 us, several times longer than copying the page.
-    Therefore this function uses the pages before the measurement, and frees them. Linux allocates
-    the most recently freed pages first, so the measured run gets these pages.
+    first use of a page of 4 KiB takes about 8 us, several times longer than copying the page. So
+    call this function before a measurement. Linux allocates the most recently freed pages first, so
+    the measured run gets pages that were used before.
     """
     size = min(size, psutil.virtual_memory().available // 2)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
@@ -198,7 +198,7 @@ class Daemon:
         return self.status()
 
     def wait_present(self, files: int, limit_s: float) -> None:
-        """Waits until the daemon has processed all files: each file has a copy, or will get none.
+        """Waits until each file has a copy, or a recorded reason why the file gets no copy.
         Raises TimeoutError, with the daemon's status, after `limit_s` [s]. Raises RuntimeError if
         more than one in 1000 files gets no copy.
 
@@ -334,8 +334,8 @@ class Asked(Protocol):
 def lockstep(ours: Asked, plain: Asked, lines: Iterable[str]) -> list[tuple[list[int], list[int]]]:
     """Sends each line to both programs. Returns a pair of answers (of `ours`, of `plain`) for each
     line except the first, which only warms up the programs. The program that answers a line first
-    changes the contents of the caches for the other program. So each program is first for every
-    second line.
+    changes the contents of the caches for the other program. So the programs take turns in
+    answering first.
 
     ours : the program with the library
     plain : the program without the library

@@ -106,7 +106,11 @@ def watched(daemon: Daemon, frames: int) -> list[Result]:
     return [
         Result("top", "CPU of `monarch top`", "cores", own, TOP_SHARE, rounds=len(seen)),
         Result(
-            "top_daemon", "  CPU of the daemon at that time, including fills", "cores", theirs, None
+            "top_daemon",
+            "  CPU of the daemon while `top` runs, including fills",
+            "cores",
+            theirs,
+            None,
         ),
         Result("top_late", "  largest age of a number when it is shown", "s", max(late), LATE_S),
         Result("top_apart", "  longest time between two frames", "s", apart, None),

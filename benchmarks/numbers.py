@@ -1,9 +1,9 @@
 """Computes ratios of paired rounds and their spread, describes the machine, and prints the report.
 
-If others use the machine too, its speed changes all the time. So two separate runs cannot be
-compared. Instead, the processes of both variants (with and without Monarch) run during the whole
-measurement, and short rounds of the two variants alternate. Each pair of rounds gives one ratio.
-The report contains the median of the ratios and their spread.
+If other users run programs on the machine, its speed changes all the time. So two separate runs
+cannot be compared. Instead, the processes of both variants (with and without Monarch) exist during
+the whole measurement, and take turns in short rounds. Each pair of rounds gives one ratio. The
+report contains the median of the ratios and their spread.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ __all__ = ["Result", "describe_machine", "file_system", "paired", "report"]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One line of the table.
-
+    """One result of a benchmark, which is one line of the table that `report` prints.
     value : the measured value, in `unit`; for a paired measurement, the median of the ratios
     limit : the largest allowed value, or, if `is_least` is true, the smallest allowed value; None
         for no limit
-    ci95 : in a result of `paired`, an interval that contains the median with 95 % confidence, for
-        any distribution; in other results, the smallest and the largest value
-    quartiles : the lower and the upper quartile of the rounds
+    ci95 : in a result of `paired`, an interval that contains the median with 95 % confidence,
+        whatever the distribution is; in other results, the smallest and the largest value
+    quartiles : the lower and the upper quartile of the values of all rounds
     wall : if `value` is a ratio of CPU times, the corresponding ratio of wall times
     with_library, without : the median times of one operation with and without the library [ns].
-        They depend on the machine, so they have no limits
+        There are no limits on these times, because they depend on the machine
     """
 
     name: str
@@ -64,8 +63,8 @@ class Result:
 
 
 def median_bounds(values: Sequence[float]) -> tuple[float, float]:
-    """Returns two of the n values, between which the median lies with 95 % confidence. In the
-    sorted list of values, their positions are n/2 - 0.98 sqrt(n) and n/2 + 0.98 sqrt(n), from the
+    """Returns two of the n values. The median lies between the two with 95 % confidence. Their
+    positions in the sorted list of values are n/2 - 0.98 sqrt(n) and n/2 + 0.98 sqrt(n), from the
     normal approximation of the binomial distribution."""
     ordered, half = sorted(values), 0.98 * math.sqrt(len(values))
     low = max(0, math.floor(len(ordered) / 2 - half))
@@ -83,9 +82,9 @@ def paired(
     wall: Sequence[tuple[float, float]] = (),
     difference_in: str | None = None,
 ) -> Result:
-    """Returns the result of a paired measurement. Its value is the median of the ratios. If
-    `difference_in` is a unit ("us" or "ms"), the value is the median of the differences per
-    operation instead.
+    """Returns the result of rounds that ran alternately with and without the library. Its value is
+    the median of the ratios. If `difference_in` is a unit ("us" or "ms"), the value is the median
+    of the differences per operation instead.
 
     pairs : for each round, the times with and without the library [ns]
     operations : the number of operations in a round
@@ -152,8 +151,9 @@ def _row(result: Result, width: int) -> str:
 
 
 def report(document: dict[str, Any], results: Sequence[Result], json_file: Path | None) -> bool:
-    """Prints the table to standard error. Writes the JSON to `json_file`, or to standard output if
-    `json_file` is None. Returns whether every limit is met."""
+    """Prints the results as a table to standard error. Writes the document and the results as JSON
+    to `json_file`, or to standard output if `json_file` is None. Returns whether every limit is
+    met."""
     width = max((len(result.what) for result in results), default=0)
     head = f"{'':<{width}} {'median':>12} {'unit':<6} {'95 % bounds':<20} {'limit':<12}"
     sys.stderr.write("\n".join([head, *(_row(result, width) for result in results)]) + "\n")

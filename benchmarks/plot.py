@@ -87,8 +87,9 @@ def draw_first_epoch(document: dict[str, Any], axes: Any) -> None:
 
 
 def draw_schedules(document: dict[str, Any], panels: Any) -> None:
-    """Draws two panels: for each sampler, the share of samples that come from other nodes; and the
-    difference between the loads of a step's busiest and least busy ranks."""
+    """Draws two panels. The first shows the share of samples that come from other nodes, for each
+    sampler. The second shows how many more samples the busiest rank of a step loads than the least
+    busy rank."""
     values = {row["name"]: row for row in document["results"]}
     left, right = panels
     names = ["DistributedSampler", "LocalFirstSampler", "SolarSampler"]

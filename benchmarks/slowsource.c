@@ -77,8 +77,9 @@ static struct options {
 
 /* ---- files ---- */
 
-/* The flags for the open in BACKING. O_NOFOLLOW is removed, because the kernel has already followed
- * the links. O_DIRECT is removed, because the buffers of this program are not aligned. */
+/* The flags with which a file in BACKING is opened. O_NOFOLLOW is removed, because the kernel has
+ * already followed the links. O_DIRECT is removed, because the buffers of this program are not
+ * aligned. */
 #define OPEN_FLAGS(fi) (((fi)->flags & ~(O_NOFOLLOW | O_DIRECT)) | O_CLOEXEC)
 
 static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi) {
@@ -158,9 +159,9 @@ static void op_fsync(fuse_req_t req, fuse_ino_t ino, int data_only, struct fuse_
     done(req, data_only ? fdatasync((int)fi->fh) : fsync((int)fi->fh));
 }
 
-/* Used only with the option `flush`. Then each close of a descriptor sends a flush request, and
- * waits for the answer. The request is counted and delayed like an fsync, but writes nothing to the
- * disk. */
+/* Used only with the option `flush`, with which the kernel sends a flush request at each close of a
+ * descriptor, and waits for the answer. The request is counted and delayed like an fsync, but
+ * writes nothing to the disk. */
 static void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi) {
     if (!refused(req, k_fsync))
         fuse_reply_err(req, 0);
@@ -201,8 +202,8 @@ static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
         closedir(dir);
 }
 
-/* Seeks to `offset` in every call, because the previous call may have read a name from the stream
- * that did not fit into its answer. */
+/* Seeks to `offset` in every call. The previous call may have read one name too many from the
+ * stream: a name for which its answer had no room. */
 static void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
                        struct fuse_file_info *fi) {
     char names[32768];
@@ -360,9 +361,9 @@ static void *watch_stdin(void *unused) {
 }
 
 #if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 14)
-/* Sends an answer to the kernel, and adds a flag to the first answer, which is the answer to
- * FUSE_INIT. With this flag, the kernel looks up many names of the same directory at the same time,
- * like the client of a parallel file system. libfuse 3.14 has an option for this
+/* Sends an answer to the kernel. Adds the flag FUSE_PARALLEL_DIROPS to the first answer, which is
+ * the answer to FUSE_INIT. With this flag, the kernel looks up many names of the same directory at
+ * the same time, like the client of a parallel file system. libfuse 3.14 has an option for this
  * (FUSE_CAP_PARALLEL_DIROPS), but does not send the flag to the kernel. */
 static ssize_t answer(int fd, struct iovec *parts, int count, void *user) {
     static atomic_flag is_initialised = ATOMIC_FLAG_INIT;

@@ -28,8 +28,9 @@ struct control {
 static_assert(sizeof(struct control) == (7 + 2 * N_KINDS) * 8, "bump CONTROL_VERSION");
 
 static struct control *control;
-/* *link_free_ns is the time at which the link becomes free [ns]. If several mounts share the link,
- * this time is stored in a file that all of them map. Otherwise, it is stored in own_link. */
+/* The link is the bandwidth that all readers and writers share. *link_free_ns is the time at which
+ * the link becomes free [ns]. If several mounts share the link, this time is stored in a file that
+ * all these mounts map. Otherwise, the time is stored in own_link. */
 static _Atomic uint64_t own_link, *link_free_ns = &own_link;
 
 static uint64_t now_ns(void) {
@@ -57,8 +58,8 @@ static void wait_latency(enum kind kind) {
     }
 }
 
-/* Waits as long as n bytes need on the shared link. Waits for pieces of about 10 ms, so that
- * waiting readers take turns and a new rate takes effect soon. */
+/* Waits as long as n bytes need on the shared link. Divides the n bytes into pieces that need about
+ * 10 ms each, so that waiting readers take turns and a new rate takes effect soon. */
 static void wait_link(uint64_t n) {
     while (n) {
         uint64_t rate = control->rate, piece = rate / 100 > 512 ? rate / 100 : 512;
@@ -75,8 +76,8 @@ static void wait_link(uint64_t n) {
     }
 }
 
-/* Counts an operation and waits for its latency. If control->fail is an error, then replies to the
- * request with this error and returns 1. Otherwise returns 0. */
+/* Counts an operation and waits for its latency. If control->fail is an errno, replies to the
+ * request with this errno and returns 1. If control->fail is 0, returns 0. */
 static int refused(fuse_req_t req, enum kind kind) {
     control->count[kind]++;
     wait_latency(kind);

@@ -2,8 +2,8 @@
  * slowsource.c includes this file, and also the headers that this file needs. */
 
 /* One file of BACKING that the kernel has cached. The address of the struct is the node number that
- * FUSE uses. `fd` is an O_PATH descriptor. It keeps the inode in BACKING in use, so that no other
- * file can get the same (dev, ino). */
+ * FUSE uses. `fd` is an O_PATH descriptor, which keeps the file's inode in BACKING in use. So no
+ * new file can get the same (dev, ino). */
 struct inode {
     struct inode *next;
     uint64_t lookups;
@@ -19,8 +19,8 @@ static struct inode *buckets[BUCKETS];
 static pthread_mutex_t inodes_lock = PTHREAD_MUTEX_INITIALIZER;
 static double attr_timeout_s;
 
-/* Replies to a request with the result of a system call. The call has returned -1 and set errno if
- * it failed. */
+/* Replies to a request with the success or failure of a system call. If the call has failed, its
+ * result is -1, and errno contains the error. */
 static void done(fuse_req_t req, long result) { fuse_reply_err(req, result == -1 ? errno : 0); }
 
 /* If `result` is -1, replies to the request with errno and returns 1. Otherwise returns 0. */
@@ -107,12 +107,12 @@ static void entry(fuse_req_t req, long result, fuse_ino_t parent, const char *na
         fuse_reply_entry(req, &e);
 }
 
-/* as_caller is called before each call that creates a file, and give_to_caller after it. They have
- * an effect only if this program runs as root. The new file then gets the owner and the group of
- * the caller, the process that sent the request. If the directory is set-group-id, the kernel gives
- * the file the group of the directory instead. as_caller does not set the owner with setfsuid,
- * because the call would then fail in a directory that the caller may write to only through a
- * supplementary group. */
+/* The caller is the process that sent the request. as_caller is called before each system call that
+ * creates a file, and give_to_caller after it. If this program runs as root, the two functions give
+ * the new file the owner and the group of the caller. In a set-group-id directory, the kernel gives
+ * the file the group of the directory instead. as_caller does not set the owner with setfsuid:
+ * setfsuid would make the system call fail in a directory that the caller may write to only through
+ * a supplementary group. */
 static void as_caller(fuse_req_t req) {
     if (geteuid() == 0)
         setfsgid(fuse_req_ctx(req)->gid);

@@ -30,9 +30,9 @@ from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavaila
 MIB = 1 << 20
 BLOCK, SMALL_BLOCK = 256 * 1024, 64 * 1024
 VM = Path("/proc/sys/vm")
-# The settings for the kernel's two limits on dirty pages. Each limit can be set in bytes or as a
-# share of memory. The kernel uses the setting that was written last, and shows the other setting as
-# 0.
+# The names of the settings for the kernel's two limits on dirty pages. Each limit has two settings:
+# in bytes, and as a share of memory. The kernel uses the setting that was written last, and shows
+# the other setting as 0.
 DIRTY = (("dirty_background_bytes", "dirty_background_ratio"), ("dirty_bytes", "dirty_ratio"))
 Run = dict[str, Any]
 
@@ -107,9 +107,9 @@ class FirstEpoch:
         return self._read(how, plain_environment(), **more)
 
     def _ours(self, how: str, **more: Any) -> Run:
-        """Runs one first epoch with the library. In the returned dictionary, `served` is the number
-        of bytes that the source had sent when all files were copied, divided by the dataset's size.
-        """
+        """Runs one first epoch with the library, and waits until all files are copied. In the
+        returned dictionary, `served` is the number of bytes that the source sent in this time,
+        divided by the dataset's size."""
         kind = more.get("kind", "many")
         with self._daemon(kind=kind) as daemon:
             self.slow.reset()

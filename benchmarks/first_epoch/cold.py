@@ -7,10 +7,10 @@ the kernel has cached no part of it. Two datasets are on the local disk. Before 
 of the first dataset are dropped from the page cache, and the pages of the second dataset are read
 into the page cache.
 
-In the second epoch, the program reads each copy for the first time. The benchmark compares this
-epoch with the first epoch of another run, before which ``monarch warm`` has made all copies. In
-both epochs, the copies are read for the first time. Other epochs would not be comparable, because
-the first read of a file on tmpfs costs the kernel more time than later reads.
+The benchmark also compares the second epoch with the first epoch of another run, before which
+``monarch warm`` has made all copies. In both of these epochs, the program reads each copy for the
+first time. This is important, because the first read of a file on tmpfs costs the kernel more time
+than later reads.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class Case:
 
     latency_s : the latency of each open, look-up and read [s]
     rate : the rate of all reads together [bytes/s]
-    quiet : the limit on the time of the first epoch, relative to its time without Monarch; None for
+    quiet : the largest allowed ratio of the first epoch's times with and without Monarch; None for
         no limit
-    busy : the same limit with --busy, when other processes use all cores
+    busy : replaces `quiet` if the option --busy is given, with which other processes use all cores
     share : the share of the files that the program reads
     pages : "" for a dataset on the slow source. For a dataset on the local disk, `cold` if no page
         of it is in the page cache before a run, and `warm` if all pages are
@@ -177,7 +177,7 @@ class Cold:
         for name in names:
             (self.backing / name).parent.mkdir(exist_ok=True)
             (self.backing / name).write_bytes(content)
-        # Wait, because in a directory that has just changed the scan would examine all files.
+        # Wait, because the scan examines all files of a directory that has just changed.
         time.sleep(OLD_S)
         # With `scan: lazy`, the program reads the files of the first directories. Otherwise, it
         # gets the whole list, and chooses random files if `share` is below 1.
@@ -224,8 +224,8 @@ class Cold:
     ) -> list[Run]:
         """Runs the reader, and returns its answer for each epoch. Adds these fields to each answer:
         `source` contains the source's counts of operations at the end of the epoch. `start_s` is
-        the CPU time that the daemon used before the reader started. `daemon_s` is the CPU time that
-        the daemon used after this, until the end of the epoch.
+        the CPU time that the daemon had used when the reader started. `daemon_s` is the CPU time
+        that the daemon used from then until the end of the epoch.
 
         cpu_s : a function that returns the CPU time that the daemon has used so far [s]
         """
@@ -311,9 +311,9 @@ def daemon_cpu_s(config: Path) -> float:
 
 
 def metadata(case: Case, ours: list[Run], plain: list[Run]) -> float:
-    """Returns the number of metadata operations per file, without opens, that a run with Monarch
-    needs in addition to a run without Monarch. With `scan: lazy`, this is the number per file that
-    the program does not read. Otherwise, it is the number per file of the dataset."""
+    """Returns how many more metadata operations, without opens, a run with Monarch needs than a run
+    without Monarch. The number is divided by the number of files. With `scan: lazy`, it is divided
+    by the number of files that the program does not read."""
     more = metadata_operations(ours[-1]["source"]) - metadata_operations(plain[0]["source"])
     read = int(case.files * case.share)
     return more / (case.files - read if case.is_lazy else case.files)

@@ -5,9 +5,9 @@ There are two measurements, both with a daemon that has just been started:
 - Readers beside fills. The configuration excludes one part of a dataset from copying. A program
   reads this part while the daemon copies the other part. The time to open and read a file is
   compared with a run of the same program without Monarch.
-- First use of a copy. The scan of a dataset of many files has just begun. A process reads a file
-  for the first time. The benchmark measures how long it takes from the end of this read until
-  another process that opens the file gets the file's copy.
+- First use of a copy. While the scan of a dataset of many files is in progress, one process reads a
+  file for the first time. Another process then opens the same file again and again. The benchmark
+  measures the time from the end of the read until the other process gets the file's copy.
 
 The first measurement needs FUSE.
 """
@@ -43,7 +43,7 @@ FILLED, LEFT, SIZE, THREADS = 8192, 1024, 128 * KIB, 8
 LATENCY_S, RATE = 0.004, 1e9
 MEDIAN_LIMIT, P99_LIMIT = 1.3, 2.0
 # Constants of the second measurement: the number of files in each directory, and the limit on the
-# time from the first read of a file until another process uses its copy [s].
+# time from the first read of a file until another process uses the file's copy [s].
 A_DIRECTORY, SERVED_LIMIT_S = 1000, 0.2
 OPENS = """
 import os, sys, time
@@ -172,8 +172,8 @@ def beside_fills(place: Path, rounds: int) -> list[Result]:
 
 
 def make_many(source: Path, files: int) -> Path:
-    """Creates `files` files in many directories. Returns the path of a file that the scan does not
-    find early."""
+    """Creates `files` files in many directories. Returns the path of a file in the middle, so that
+    the scan does not find the file early."""
     for number in range(0, files, A_DIRECTORY):
         directory = source / f"{number // A_DIRECTORY:05d}"
         directory.mkdir(parents=True)
@@ -236,7 +236,7 @@ def copies_that_serve(place: Path, rounds: int, files: int) -> list[Result]:
         ),
         Result(
             "served_scanned",
-            "  runs in which the scan had ended before that use",
+            "  runs in which the scan ended before a process used the copy",
             "",
             scanned,
             None,

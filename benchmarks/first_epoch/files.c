@@ -7,9 +7,9 @@
  * order. If SHARE is below 1, every epoch reads the same random part of the list.
  *
  * The program prints the line {} before the first open, and one line of JSON after each epoch. The
- * line contains the duration of the epoch, the CPU time of this process, the number of bytes read,
- * and the number of files that failed. It also contains the median and the 99th percentile of the
- * time from the open of a file to its last byte. All times are in seconds.
+ * line of an epoch contains its duration, the CPU time of this process, the number of bytes read,
+ * and the number of files that failed. The line also contains the median and the 99th percentile of
+ * the time from the open of a file to its last byte. All times are in seconds.
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -25,7 +25,8 @@ from monarch_py.demo.slowsource import find_slowsource, why_unavailable
 NODES = 4
 LATENCY_S, RATE = 0.0005, 200e6
 KIB, MIB = 1 << 10, 1 << 20
-# The size of the staging area [bytes], if a node's tier has no room for all files.
+# If a node's tier has no room for all files, the node also has a staging area (a tier for copies
+# that are used once and dropped). This is its size [bytes].
 STAGING_BYTES = 16 * MIB
 
 
@@ -36,8 +37,8 @@ class Case:
     files : the number of files
     size : the mean size of the files [bytes]
     part : the share of the dataset that fits into each node's tier; None if all files fit
-    limit : the limit on the time of the first epoch, relative to its time without Monarch; None
-        for no limit
+    limit : the largest allowed ratio of the first epoch's times with and without Monarch; None for
+        no limit
     """
 
     files: int

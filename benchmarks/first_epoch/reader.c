@@ -33,8 +33,8 @@
 
 static char **paths;
 static uint64_t count, next_item, failed, total, start_ns;
-/* Used only if HOW is `random`. There is one entry for each block of each file: the index of the
- * file << 32 | the index of the block in the file. */
+/* Used only if HOW is `random`. There is one entry for each block of each file. The upper 32 bits
+ * are the index of the file, and the lower 32 bits the index of the block in the file. */
 static uint64_t *blocks, block_count;
 static int *descriptors;
 static size_t block;

@@ -1,1 +1,1 @@
-"""Benchmarks of monarch_py.loaders, each compared with another loader."""
+"""Benchmarks of Monarch's loaders (monarch_py.loaders)."""

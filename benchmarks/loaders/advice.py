@@ -72,8 +72,8 @@ class Computing:
 
 def _sweep(dataset: Any, step_s: float, epochs: int) -> dict[int, float]:
     """Returns the median time of an epoch [s] for each number of workers. Each round runs one epoch
-    with each number of workers, so that a change of the machine's load has the same effect on all
-    of them."""
+    with each number of workers, so that a change of the machine's load affects all numbers of
+    workers equally."""
     order = np.random.RandomState(SEED).permutation(len(dataset)).reshape(-1, BATCH).tolist()
     loaders = {count: StagedLoader(dataset, batch_sampler=order, workers=count) for count in COUNTS}
     seconds: dict[int, list[float]] = {count: [] for count in COUNTS}

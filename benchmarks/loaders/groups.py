@@ -1,10 +1,10 @@
-"""``python -m benchmarks.loaders.groups``: groups of 609 samples of 19.2 KB, as in Lee and others.
+"""``python -m benchmarks.loaders.groups``: reads groups of samples, with GroupLoader and with h5py.
 
-A GroupLoader reads groups of samples from an HDF5 file on a slow source. The benchmark counts the
-requests that the source receives for a group. It compares the time to read a group with the time of
-h5py, which reads one sample after the other. It also measures how long a training run waits for
-groups. There are two cases: computing takes longer than reading, or reading takes longer than
-computing. Needs FUSE and h5py.
+A group has 609 samples of 19.2 KB, as in the paper of Lee and others. A GroupLoader reads groups
+from an HDF5 file on a slow source. The benchmark counts the requests that the source receives for a
+group. It compares the time to read a group with the time of h5py, which reads one sample after the
+other. It also measures how long a training run waits for groups. There are two cases: computing
+takes longer than reading, or reading takes longer than computing. Needs FUSE and h5py.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def ranges_of_groups(ranks: int) -> float:
 
 
 class Groups:
-    """Measures a GroupLoader on the slow source. The loader does not need torch, because it makes
-    batches with `len` as `collate`."""
+    """Measures a GroupLoader on the slow source. The loader's `collate` is `len`, so that torch is
+    not needed."""
 
     def __init__(self, slow: SlowSource) -> None:
         self._slow, self._path = slow, slow.mountpoint / "train.h5"
@@ -129,9 +129,9 @@ def seconds(groups: Groups, name: str, rounds: int) -> Result:
 
 
 def waiting(groups: Groups, name: str, rounds: int) -> tuple[list[Result], list[list[float]]]:
-    """Measures how long a training run waits for its groups. The wait for the first group does not
-    count. There are two training runs. For each group, the first computes twice as long as reading
-    takes, and the second computes about half as long as reading takes.
+    """Measures how long a training run waits for its groups, except for the first group. There are
+    two training runs. For each group, the first run computes twice as long as reading takes, and
+    the second run computes about half as long as reading takes.
 
     Returns the results, and, for each training run, the median times per group for reading,
     computing and waiting [s].
@@ -145,12 +145,12 @@ def waiting(groups: Groups, name: str, rounds: int) -> tuple[list[Result], list[
         shares.append(slow.wait_s / (2 * reading_s * (GROUPS - 1)))
         longer.append((slow.reading_s / GROUPS, 2 * reading_s, slow.wait_s / (GROUPS - 1)))
         fast, took_s, _ = groups.epoch(0.4 * reading_s)
-        # In the rest of the epoch, the run computes. This includes the time to copy the batches.
+        # All time in which the run does not wait counts as computing, even the copying of batches.
         computed_s = (took_s - fast.wait_s - fast.first_wait_s) / GROUPS
         reading_s = fast.reading_s / GROUPS
         print(f"{name}: reading {reading_s:.4f} s, computing {computed_s:.4f} s", file=sys.stderr)
-        # On a busy machine, the sleep that replaces the computation may be too long. Then this
-        # round does not count.
+        # On a busy machine, the sleep that replaces the computation may be too long. Then the
+        # measured wait of this round is left out.
         if computed_s < 0.75 * reading_s:
             excesses.append(fast.wait_s / (GROUPS - 1) / (reading_s - computed_s))
             shorter.append((reading_s, computed_s, fast.wait_s / (GROUPS - 1)))

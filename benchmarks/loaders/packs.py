@@ -1,4 +1,4 @@
-"""``python -m benchmarks.loaders.packs``: `monarch warm` of many small files, from a pack.
+"""``python -m benchmarks.loaders.packs``: `monarch warm` of many small files, with a pack.
 
 A pack is a tar of the dataset's files, from which the daemon copies many files with one read. When
 the command begins, a daemon with default settings has scanned the dataset. Each run has an empty
@@ -110,8 +110,8 @@ def main() -> int:
         backing = place / "backing"
         backing.mkdir()
         make(backing)
-        # Alternate the variants, because the speed of the machine changes, so that only runs at
-        # about the same time can be compared.
+        # The speed of the machine changes, so only runs at about the same time can be compared.
+        # Therefore alternate the variants.
         rounds = [
             (
                 once(place, backing, "data", packed=True),

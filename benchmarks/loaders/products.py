@@ -54,7 +54,7 @@ class Product(NamedTuple):
     """A loader, and its data.
 
     loader : the loader's name in benchmarks/nodes/loaders.py
-    form : the format of the samples, which is the name of their directory
+    form : the format of the samples. The directory of the samples has the same name
     shuffle : a text for the table: which samples the loader can mix with each other in an epoch
     package : the package that must be installed
     under_monarch : whether `monarch run` runs the loader
@@ -186,9 +186,9 @@ def started(product: Product, root: Path, n_bytes: int) -> Iterator[Child]:
 
 
 def make_slow(slow: SlowSource) -> None:
-    """Drops the cached pages of all files, makes the source slow, and resets its counts. To drop
-    the pages, it opens every file: when a file of this source is opened, the kernel drops the pages
-    of the file."""
+    """Drops the cached pages of all files, makes the source slow, and resets its counts. When a
+    file of this source is opened, the kernel drops the file's pages. So this function opens every
+    file."""
     slow.latency(open=0, getattr=0, read=0)
     for path in slow.mountpoint.rglob("*.*"):
         os.close(os.open(path, os.O_RDONLY))

@@ -82,9 +82,9 @@ def read_one_by_one(path: Path, batches: Numbers) -> float:
 
 
 def read_together(datasets: list[RecordDataset], batches: Numbers) -> tuple[float, float]:
-    """Returns the median time of a batch [s] for each of the two datasets, which are two views of
-    the same file. Each batch is read by only one of them, because the second read would find the
-    pages in the cache."""
+    """Returns the median time of a batch [s] for each of the two datasets, which read the same
+    file. Only one of the datasets reads a batch, because a second read would find the pages in the
+    cache."""
     for dataset in datasets:
         dataset.close()
     for dataset in datasets:
@@ -101,7 +101,8 @@ def read_together(datasets: list[RecordDataset], batches: Numbers) -> tuple[floa
 
 
 def joined_reads(batches: Numbers, gap: int) -> tuple[float, float]:
-    """Returns the numbers of requests and of bytes of joined reads, each relative to single reads.
+    """Returns two ratios of joined reads to single reads: of the number of requests, and of the
+    number of bytes.
 
     gap : reads are joined if at most this many bytes lie between them
     """

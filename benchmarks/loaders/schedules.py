@@ -33,11 +33,11 @@ from monarch_py.plan.samplers import NONE, DistributedSampler
 from monarch_py.plan.schedule import Deal, EpochSchedule
 
 SAMPLES, SEED = 400_000, 17
-# The schedule of a large epoch is measured. These are its numbers of samples and of ranks, and the
-# number of samples in a rank's batch.
+# The epoch for which the costs of a schedule are measured: its number of samples, its number of
+# ranks, and the number of samples in a rank's batch.
 LARGE, RANKS, BATCH = 18_900_000, 32, 64
-# The row `loader` measures a DataLoader with WORKERS workers. It reads FILES files of FILE_BYTES
-# bytes each, which are in memory.
+# The row `loader` measures a DataLoader with WORKERS workers, which reads FILES files in memory, of
+# FILE_BYTES bytes each.
 FILES, FILE_BYTES, WORKERS, ROUNDS = 1024, 128 << 10, 2, 24
 
 
@@ -56,9 +56,9 @@ def loads_of(schedule: EpochSchedule) -> npt.NDArray[np.int64]:
 
 
 def local() -> Iterator[Result]:
-    """Yields two results on the number of samples that ranks read from other nodes: this number
-    relative to the smallest possible number, and as a share of all samples. All nodes together have
-    room for all samples."""
+    """Counts the samples that ranks read from other nodes, if all nodes together have room for all
+    samples. Yields two results: the count relative to the smallest possible count, and relative to
+    the number of all samples."""
     sampler = LocalFirstSampler(
         files(SAMPLES), BATCH, SEED, rank=0, world_size=4, ranks_per_node=1, quota="10GB"
     )
@@ -81,8 +81,8 @@ def local() -> Iterator[Result]:
 
 
 def shares() -> Iterator[Result]:
-    """Yields, for each sampler, the share of samples that ranks read from other nodes. The four
-    nodes together have room for all samples."""
+    """Yields, for each sampler, the share of samples that ranks read from other nodes. There are
+    four nodes, which together have room for all samples."""
     where: dict[str, Any] = {"rank": 0, "world_size": 4, "ranks_per_node": 1, "quota": "10GB"}
     what = "{}, 4 nodes, batches of 64: samples from other nodes / all samples"
     for kind in (LocalFirstSampler, SolarSampler):
@@ -126,21 +126,21 @@ def evenly() -> Iterator[Result]:
     holder[: SAMPLES // 5] = NONE
     order = np.random.default_rng(2).permutation(SAMPLES).astype(np.int32)
     schedule = Deal(8 * BATCH, 8, 8, 1.5).schedule(order, holder)
-    # The steps in which no batch has the largest allowed size. In these steps, the ranks must have
-    # almost equal loads. In other steps, the loads may differ.
+    # The steps in which no batch has the largest allowed size. In these steps, all ranks must load
+    # almost equally many samples. In other steps, the numbers may differ.
     free = schedule.sizes().max(axis=1) < 1.5 * BATCH
     loads = loads_of(schedule)[free]
     apart = int((loads.max(axis=1) - loads.min(axis=1)).max())
     what = (
         f"SolarSampler, steps in which no batch has the largest size ({free.mean():.1%}): largest"
-        " difference between the ranks' numbers of loads in one step"
+        " difference between the numbers of samples that two ranks load"
     )
     yield Result("solar-even", what, "", apart, 1, rounds=int(free.sum()))
     equal = loads_of(Deal(8 * BATCH, 8, 8).schedule(order, holder))[:-1]
     ratio = float(np.median(equal.max(axis=1) / equal.mean(axis=1)))
     yield Result(
         "equal-even",
-        "equal batches: loads of a step's busiest rank / mean over its ranks",
+        "equal batches: samples that a step's busiest rank loads / mean of all ranks",
         "ratio",
         ratio,
         None,
@@ -148,7 +148,9 @@ def evenly() -> Iterator[Result]:
     for name, each in (("SolarSampler", loads), ("equal batches", equal)):
         spread = each.max(axis=1) - each.min(axis=1)
         low, middle, high = np.quantile(spread, (0.25, 0.5, 0.75)).tolist()
-        what = f"{name}: loads of a step's busiest rank minus those of its least busy rank"
+        what = (
+            f"{name}: samples that a step's busiest rank loads, minus those of the least busy rank"
+        )
         yield Result(f"spread-{name}", what, "", middle, None, quartiles=(low, high))
 
 
@@ -194,9 +196,9 @@ def cost(kind: type[Any]) -> tuple[float, float]:
 
 
 def resumption(kind: type[Any]) -> tuple[float, float]:
-    """Returns the median and the largest value of a ratio over several steps. The ratio is the time
-    to resume an epoch at the step and to get its first batch, divided by the time to compute the
-    epoch's schedule."""
+    """Resumes an epoch at several steps. For each step, computes a ratio: the time until the
+    resumed epoch's first batch, divided by the time to compute the epoch's schedule. Returns the
+    median and the maximum of these ratios."""
     sampler = large(kind)
     ratios = []
     for done in (1, 4000, 9000):
@@ -227,7 +229,11 @@ def epoch() -> Iterator[Result]:
             3.0,
         )
         yield Result(
-            f"memory-{name}", "  memory, including the table of the holders", "MiB", mib, 400
+            f"memory-{name}",
+            "  memory, including the table of the nodes that hold each sample",
+            "MiB",
+            mib,
+            400,
         )
 
 

@@ -32,7 +32,7 @@ RECORD, BATCH, WORKERS = 128 * KIB, 64, 2
 
 
 def make_records(place: Path, count: int) -> RecordDataset:
-    """Creates an HDF5 file in which all rows of bytes are contiguous."""
+    """Creates an HDF5 file of `count` rows of bytes, which follow each other without gaps."""
     path, random = place / "records.h5", np.random.RandomState(SEED)
     with h5py.File(path, "w") as file:
         rows = file.create_dataset("x", (count, RECORD), dtype=np.uint8)
@@ -115,8 +115,8 @@ def compare(records: RecordDataset, rounds: int, epochs: int) -> list[Result]:
 
 
 def get(records: RecordDataset, batches_seen: int) -> list[Result]:
-    """Measures `job.get()` of samples when their batch has arrived. These are all samples of a
-    batch except the first one."""
+    """Measures `job.get()` for all samples of each batch except the first sample. The first sample
+    is left out, because its `job.get()` waits until the batch has arrived."""
     job = Job(records, BATCH, epochs=1 + batches_seen * BATCH // len(records), workers=WORKERS)
     begin = np.frombuffer(job.buffer, dtype=np.uint8).ctypes.data
     end = begin + len(job.buffer)

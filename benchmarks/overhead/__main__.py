@@ -4,8 +4,8 @@ The benchmark creates a dataset of tiny files and one larger file, the hot file.
 all of them. Two processes of probe.c alternate. One of them runs with the library, and accesses the
 paths of the dataset. The other runs without the library, and accesses the paths of the copies.
 Programs that use no dataset also run alternately with and without the library. An import takes
-seconds, in which the machine's speed may change, so its two variants run at the same time. `--only`
-selects some of these groups:
+seconds, in which the machine's speed may change. So the import with the library and the import
+without it run at the same time. `--only` selects some of these groups:
 
     scanned       listings and stat of files that are scanned and not copied
     calls         calls on copied files, and the copying itself
@@ -37,14 +37,14 @@ from benchmarks.overhead.programs import COMPILED_FILES, Program, imports, measu
 GROUPS = ("scanned", "calls", "outside", "programs", "imports", "instructions")
 FILES_A_DIRECTORY = 1000
 DIRECTORIES_LISTED = 100
-# The quota of the tier [bytes]. One million tiny files need less, even if each of them occupies one
-# block of the largest common size.
+# The quota of the tier [bytes]. One million tiny files need less, even if each of them occupies a
+# block of 16 KiB.
 QUOTA_BYTES = 16 << 30
-# The limit on the daemon's memory [bytes] is DAEMON_BYTES, for a Python process with numpy, plus
-# BYTES_A_FILE for each file, for its catalog entry and its entries in the indexes.
+# The daemon may use DAEMON_BYTES of memory for a Python process with numpy. For each file, it may
+# also use BYTES_A_FILE for the entries in the catalog and its indexes, and the length of the path.
 DAEMON_BYTES, BYTES_A_FILE = 70 << 20, 192
 SCAN_LIMIT_S_PER_FILE = 2 / 100_000
-# The copy of a tiny file takes 20-150 us. On a busy machine, it may take ten times longer.
+# Copying a tiny file takes 20-150 us. On a busy machine, this may take ten times longer.
 PATIENCE_S_PER_FILE = 0.0015
 
 

@@ -44,8 +44,8 @@ class Calls:
         self, ours_on: list[str], plain_on: list[str], operations: list[Operation]
     ) -> list[Result]:
         """Measures operations in two processes, one with and one without the library. The processes
-        access the files in different orders. With the same order, the second process would find the
-        caches filled by the first.
+        access the files in different orders. With the same order, one process would fill the caches
+        for the other.
 
         ours_on : the paths that the process with the library accesses
         plain_on : the paths that the process without the library accesses
@@ -164,8 +164,8 @@ class Calls:
 
     def constructor(self) -> Result:
         """Measures the time of the library's constructor, which runs when a program starts. Two
-        processes start programs. One of them preloads the library into its programs. The processes
-        themselves do not load the library."""
+        processes start programs. The first process preloads the library into the programs that it
+        starts. The two processes themselves do not load the library."""
         listed = write_list(self.place / "outside.list", [str(self._outside_file())])
         environment = self.daemon.environment()
         ours_more = [f"{name}={environment[name]}" for name in ("LD_PRELOAD", "MONARCH_CONFIG")]

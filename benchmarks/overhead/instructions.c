@@ -2,8 +2,9 @@
  *
  *   instructions CALL N FILE
  *
- * Some calls need a second call each time. For example, a close needs a new descriptor. The program
- * makes the second call with syscall(), which the preload library does not intercept.
+ * Some kinds of calls need a helping call each time. For example, each close needs a new
+ * descriptor. The program makes the helping calls with syscall(), which the preload library does
+ * not intercept.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

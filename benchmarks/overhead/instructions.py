@@ -1,4 +1,4 @@
-"""Counts, with valgrind, the instructions that the library adds to calls on paths in no source.
+"""Counts, with valgrind, the instructions that the library adds to calls outside every source.
 
 The library adds only a few nanoseconds to such a call. This time is too short to be measured,
 because the system call takes much longer. Instruction counts are exact, and are the same on every
@@ -28,8 +28,8 @@ CALLS = (
     ("open", 550.0),
     ("stat", None),
 )
-# The numbers of calls in two runs. The difference between the instruction counts of these runs does
-# not contain the instructions before the first call and after the last call.
+# The numbers of calls in two runs. The instruction counts of the two runs are subtracted, so that
+# the instructions before the first call and after the last call cancel out.
 FEW, MANY = 1000, 5000
 
 

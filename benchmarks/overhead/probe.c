@@ -1,6 +1,6 @@
 /* Executes one kind of operation n times, and reports the time. The benchmark starts two processes
- * of this program, one with and one without the preload library. It sends rounds to the two
- * processes alternately. On a machine that others use too, only the ratio of the two times is
+ * of this program, one with and one without the preload library. The two processes run their rounds
+ * alternately. If other users run programs on the machine, only the ratio of the two times is
  * meaningful.
  *
  *   probe LIST SEED [NAME=VALUE...]
@@ -42,7 +42,7 @@ struct round {
     struct list *list;
     char **environment;
     uint64_t n, failed, listed;
-    int fd; /* of the first path */
+    int fd; /* a descriptor of the file at the first path; -1 before it is opened */
     off_t blocks;
 };
 

@@ -25,8 +25,8 @@ REPOSITORY_FILES = 2000
 FILES_A_DIRECTORY = 100
 # The number of C files that are compiled. A thousand files give the same ratio, but take 15 s.
 COMPILED_FILES = 5
-# A round starts a program STARTS times. Rounds are short, so that other load of the machine affects
-# both variants (with and without the library) equally. The number of rounds is multiplied by
+# A round starts a program STARTS times. Rounds are short, so that other work on the machine slows
+# down both variants (with and without the library) equally. The number of rounds is multiplied by
 # MORE_ROUNDS for programs that take little time.
 STARTS, MORE_ROUNDS = 2, 8
 # The text of a C file. It includes headers, because most files that a compiler opens are headers.
@@ -112,20 +112,20 @@ def _side_by_side(
     ours: Command, plain: Command, rounds: int, cores: Sequence[int]
 ) -> list[tuple[float, float]]:
     """Returns the CPU times of both commands in each round [ns]. In a round, the commands run at
-    the same time, each on a core of its own. Then they run again, with exchanged cores. So slow
-    phases of the machine and slow cores affect both commands equally."""
+    the same time, each on a core of its own. Then the commands exchange their cores and run again.
+    So a slow core, or a time in which the machine is slow, affects both commands equally."""
     pairs = []
     for _ in range(rounds + 1):
         times = [0.0, 0.0]
         for first in (0, 1):
             started = []
             for core, command in ((cores[first], ours), (cores[1 - first], plain)):
-                os.sched_setaffinity(0, {core})  # inherited by the child
+                os.sched_setaffinity(0, {core})  # the started process inherits the core
                 started.append(command.start())
             for i, (command, pid) in enumerate(zip((ours, plain), started, strict=True)):
                 times[i] += command.wait(pid) * 1e9
         pairs.append((times[0], times[1]))
-    return pairs[1:]  # the first warms up
+    return pairs[1:]  # the first round only fills the caches
 
 
 def measure(program: Program, daemon: Daemon) -> Result:

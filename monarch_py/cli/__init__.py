@@ -1,6 +1,7 @@
 """The `monarch` command. Each module of this package contains a group of related commands.
 
-This module reports each error that a user can correct as one sentence, and sets an exit status.
+If a user can correct an error, this module reports the error in one sentence, and sets an exit
+status.
 """
 
 import errno
@@ -50,9 +51,9 @@ INTERRUPTED = 130
 # Matches the end of the message that click prints for a value that is not a number.
 NO_NUMBER = re.compile(r"is not a valid (?:(integer)|float)(?: range)?")
 DID_YOU_MEAN = r"\.? \(?Did you mean(.*?)\)?$"
-# The exception that click raises if the user calls a group of commands without a command. This
-# module then shows the group's help. Older versions of click do not have this exception; they show
-# the help themselves.
+# The exception that click raises if the user names a group of commands, such as `monarch plan`, but
+# no command of the group. This module then shows the group's help. Older versions of click do not
+# have this exception; they show the help themselves.
 NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
@@ -111,23 +112,23 @@ def _leave_the_library() -> None:
     """If LD_PRELOAD names Monarch's preload library, executes this command again without the
     library. LD_PRELOAD names the library after `module load`, for example.
 
-    The library redirects reads of a source to copies. With it, a daemon would make copies from its
-    own copies, and `verify --source` would compare a copy with itself. `monarch run` adds the
-    library again for the job that it starts.
+    The library redirects reads of a source to copies. A daemon under the library would make copies
+    from its own copies, and `verify --source` would compare a copy with itself. `monarch run` adds
+    the library again for the job that it starts.
     """
     preloads = os.environ.get("LD_PRELOAD", "").replace(" ", ":").split(":")
     others = [path for path in preloads if Path(path).name != LIBRARY.name]
     if others != preloads:
         environment = {**os.environ, "LD_PRELOAD": ":".join(others)}
-        environment["MONARCH_LEFT"] = os.environ["LD_PRELOAD"]  # `monarch doctor` reads it
+        environment["MONARCH_LEFT"] = os.environ["LD_PRELOAD"]  # for `monarch doctor`
         if not any(others):
             del environment["LD_PRELOAD"]
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606
 
 
 def _sentence(error: click.ClickException) -> str:
-    """Returns click's message in the style of Monarch's own messages. If the error is a UsageError
-    and its message has no hint, adds a hint to use the command's option --help."""
+    """Returns click's message in the style of Monarch's own messages. A UsageError whose message
+    has no hint gets the hint "see `COMMAND --help`"."""
     text = re.sub(DID_YOU_MEAN, r"; did you mean\1", error.format_message().rstrip("."))
     text = NO_NUMBER.sub(lambda found: f"is not a {'whole ' if found[1] else ''}number", text)
     context = getattr(error, "ctx", None)
@@ -137,8 +138,8 @@ def _sentence(error: click.ClickException) -> str:
 
 
 def _tell_lost_directory() -> bool:
-    """Returns whether the current directory was removed. If it was, tells the user. Without this
-    message, the user would see only the errors of relative paths, which do not name the cause."""
+    """Returns whether the current directory was removed, and if so, tells the user. The command's
+    own error would only say that a relative path does not exist, without the cause."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -149,11 +150,10 @@ def _tell_lost_directory() -> bool:
 
 def _failed(error: OSError) -> int:
     """Tells the user about an OSError that the command has not handled, and returns the exit
-    status. Three causes are handled here: the current directory was removed, this process has
-    opened too many files, or the output cannot be written. For any other cause, raises the error
-    again, because it is a bug."""
-    # If the current directory was removed, os.path.abspath raises FileNotFoundError, and the error
-    # names no file.
+    status. The error may have one of three causes: the current directory was removed, this process
+    has opened too many files, or the output cannot be written. Any other error is a bug, and is
+    raised again."""
+    # os.path.abspath raises this error, without a file name, if the current directory was removed.
     if error.errno == errno.ENOENT and error.filename is None and _tell_lost_directory():
         return ConfigError.exit_status
     if error.errno == errno.EMFILE:

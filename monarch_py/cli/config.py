@@ -59,7 +59,7 @@ def check(config_file: Path, sources: tuple[Path, ...]) -> None:
         try:
             serving_address(found)
         except ConfigError as error:
-            # This is only a warning, because a daemon without other nodes does not use
+            # This is only a warning, because a daemon on a single node does not use
             # `peers.interface`.
             warn(str(error))
     from monarch_py.commands.doctor import occupied_by_others
@@ -102,8 +102,8 @@ def show(config_file: Path, sources: tuple[Path, ...], as_json: bool) -> None:
 
 
 def _with_room(value: "Value", tiers: int) -> "Value":
-    """Returns a value of the configuration in the form that `show` prints. For the default of the
-    key `staging`, the text contains the size that a staging area would have now.
+    """Returns `value` as `show` prints it. Only the default of the key `staging` is changed: its
+    text then says how large a staging area would be now, and where.
 
     tiers : the number of tiers
     """

@@ -242,7 +242,7 @@ def serve(config_file: Path, sources: tuple[Path, ...], alone: bool) -> None:
     """Run the daemon in the foreground (a Slurm step, a container)."""
     ignore_the_jobs()
     if (launch := _with_others(alone)) is None:
-        refuse_few_addresses()  # before the import, because the import needs address space
+        refuse_few_addresses()  # before the import below, which itself needs much address space
         from monarch_py.daemon import lifecycle
 
         to_serve(config_file, sources)

@@ -20,7 +20,7 @@ LINES_BEFORE = 20
 LOOK_S = 0.2
 PIECE_BYTES = 1 << 20
 # Each time, `--follow` also reads this many bytes at the beginning of the log. If these bytes have
-# changed, a daemon has begun a new log: the first line of a log contains the time of its start.
+# changed, a new daemon has begun a new log: a log's first line contains the daemon's start time.
 FIRST_BYTES = 64
 INTERRUPTED = 130
 
@@ -80,9 +80,9 @@ def _last(path: Path, lines: int | None) -> tuple[bytes, int] | None:
 
 
 def _new(path: Path, begin: int) -> Iterator[bytes]:
-    """Yields the bytes of a log after the offset `begin`. Then waits for new bytes in the log, and
-    yields them too. Never returns. If the first bytes of the log change, the next daemon has begun
-    a new log. Then yields the new log from its beginning."""
+    """Yields the bytes of a log after the offset `begin`, and then forever the bytes that are added
+    to the log. If the first bytes of the log change, the next daemon has begun a new log, and this
+    log is yielded from its beginning."""
     first = b""
     with suppress(OSError), path.open("rb") as file:
         first = file.read(FIRST_BYTES)

@@ -25,9 +25,9 @@ def prepare() -> None:
 
 
 def _encode_name(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Handles characters that cannot be encoded. Python represents bytes that are not valid text as
-    surrogates (PEP 383); this function returns these bytes unchanged. It replaces characters that
-    the encoding lacks by escape sequences."""
+    """Returns what to write for characters that cannot be encoded, and where to go on. Python
+    represents bytes that are not valid text as surrogates (PEP 383). For surrogates, the result is
+    the original bytes. For characters that the encoding lacks, the result is escape sequences."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     try:

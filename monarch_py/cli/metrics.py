@@ -196,7 +196,7 @@ def _write(textfile: Path, registry: CollectorRegistry, every: float | None) -> 
             _write_once(textfile, registry)
     finally:
         if every is not None:
-            # This command no longer updates the file, so the file must not show a running daemon.
+            # Nobody will update the file any more, so let it say that no daemon answers.
             _write_once(textfile, registry_of(lambda: None))
 
 

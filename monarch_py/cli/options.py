@@ -30,8 +30,9 @@ def _required(_context: Any, _parameter: Any, value: Path | None) -> Path:
         raise no_configuration()
     file = with_rank(value)
     # A missing file is an error, with two exceptions. First, if mpiexec or srun has started this
-    # process, `bring_up` reports the error later, one time for all ranks. Second, if the session of
-    # the configuration exists, the user can stop the daemon and read the log without the file.
+    # process, `bring_up` reports the error later, one time for all ranks. Second, if a daemon of
+    # this configuration has left a session, the user can stop the daemon and read its log without
+    # the file.
     if launched() is None and not file.exists() and not SessionDir.of(file).path.exists():
         load_config(file)  # raises ConfigError, which says why the file cannot be read
     return file
@@ -42,11 +43,10 @@ def _served(context: Any, parameter: Any, value: Path | None) -> Path:
 
 
 def _only_served() -> Path:
-    """Returns the configuration to use if the user names none. The choice depends on the user's
-    daemons on this node. If one of them serves the site's configuration, or if no daemon runs,
-    returns the site's configuration. Otherwise, if exactly one daemon runs, returns its
-    configuration. Raises ConfigError if several daemons run, or if no daemon runs and the site has
-    no configuration."""
+    """Returns the configuration to use if the user names none. Only the user's daemons on this node
+    matter. If no daemon runs, or if a daemon serves the site's configuration, returns the site's
+    configuration. Otherwise, returns the configuration of the only daemon. Raises ConfigError if
+    several daemons run, or if no daemon runs and the site has no configuration."""
     served, site = served_configurations(), site_file()
     if site is not None and (not served or Path(os.path.abspath(site)) in served):
         return site
@@ -83,7 +83,7 @@ def _config(
 
 
 config_option = _config(_required)
-# The option of commands that need a running daemon.
+# The option -c of the commands that need a running daemon.
 served_config_option = _config(
     _served, "$MONARCH_CONFIG, else the file of your only daemon on this node, else the site's"
 )
@@ -97,8 +97,8 @@ def examples(*lines: str) -> str:
 
 
 def as_size(_context: Any, _parameter: Any, value: str | None) -> int | None:
-    """Converts a size that the user has given as an option's value to a number of bytes. click
-    calls this function."""
+    """Returns the number of bytes that an option's value, such as "64MiB", means. click calls this
+    function."""
     try:
         return None if value is None else parse_size(value)
     except ValueError as error:
@@ -130,8 +130,8 @@ source_option = click.option(
 
 
 def export_sources(sources: tuple[Path, ...]) -> None:
-    """Stores the datasets of the command line in the environment, from which child processes read
-    them."""
+    """Puts the datasets that the user has given with --source into this process's environment, so
+    that child processes use them too."""
     if sources:
         os.environ[SOURCES] = ":".join(str(path).replace("$", "$$") for path in sources)
 
@@ -139,15 +139,15 @@ def export_sources(sources: tuple[Path, ...]) -> None:
 def to_serve(config_file: Path, sources: tuple[Path, ...]) -> Config:
     """Loads the configuration, shows its warnings (`checked`), and prepares its session.
 
-    A configuration may use the tiers of another file, such as the site's. The session of the
-    configuration is then a symbolic link to the session of the other file (`link_session`). If a
-    killed daemon has left a session at the path of the link, this function first removes that
-    session.
+    A session is a directory with the files of one daemon. A configuration may use the tiers of
+    another file, such as the site's. Both then have the same daemon, so the configuration's session
+    is a symbolic link to the session of the other file (`link_session`). If a killed daemon has
+    left a session at the path of the link, this function first removes that session.
     """
     config = checked(config_file, sources=sources)
     own = SessionDir.of(config_file)
     if own.path != SessionDir.of(config.file).path and own.control.exists():
-        from monarch_py.commands.sweep import sweep_session  # loads parts of the daemon
+        from monarch_py.commands.sweep import sweep_session  # only here: loads daemon code
 
         for problem in sweep_session(own).problems:
             raise SessionError(problem)
@@ -162,8 +162,8 @@ def checked(
     cannot work.
 
     with_sources : False for a command that needs only the tiers. Then the sources are not examined
-    sources : the datasets of the command line. This function also stores them in the environment,
-        for child processes
+    sources : the datasets that the user has given with --source. This function also puts them into
+        the environment, for child processes
     """
     config = load_config(config_file, with_sources=with_sources, sources=sources)
     export_sources(sources)
@@ -179,7 +179,7 @@ def refuse_input(option: str, output: Path, inputs: Iterable[Path]) -> None:
     option : the command-line option with which the user has named `output`
     inputs : the files that the command reads. Directories and missing files are ignored
     """
-    with suppress(OSError):  # `output` does not exist yet
+    with suppress(OSError):  # raised if `output` does not exist yet
         found = os.stat(output)
         for path in inputs if stat.S_ISREG(found.st_mode) else ():
             with suppress(OSError):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from monarch_py.commands.figures import Figures
     from monarch_py.plan.plan import Plan
 
-# The column names in tables and pictures for the elements of `figures.PLACES`.
+# What tables and pictures call the three places in `figures.PLACES`.
 PLACES = ("own copies", "other nodes", "source")
 KINDS = ("image_folder", "files", "tfrecord", "webdataset", "hdf5", "fixed")
 # The only kind to which each of these options applies.

@@ -1,8 +1,8 @@
 """Prints the commands' output, with tables that fit the terminal.
 
-Brackets in a text never start markup, because a path may contain them. If standard output is not a
-terminal, a table is plain text with one line per row, even if the lines are long. On a terminal, a
-table that is too wide is printed as a list.
+The markup of the package rich is switched off, because a path may contain square brackets. If
+standard output is not a terminal, a table is plain text with one line per row, even if the lines
+are long. On a terminal, a table that is too wide is printed as a list.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, left: int = 1
 ) -> None:
     """Prints a table. A cell that is None is printed as an empty cell. A column in which all cells
-    are empty is not printed. A name with control characters is quoted.
+    are empty is not printed. A text with control characters is quoted.
 
     left : the number of text columns, which come first and are aligned to the left. The other
         columns contain numbers

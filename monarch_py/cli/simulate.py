@@ -145,8 +145,8 @@ def _show(document: dict[str, Any], nodes: int) -> None:
 
 
 def _daemons(policies: Collection[str], nodes: int) -> list[str]:
-    """Returns a list with one line of text, which names those of `policies` that the daemon uses on
-    `nodes` nodes. If the daemon uses none of them, returns an empty list."""
+    """Returns one line of text, in a list. The line says which of the simulated policies the daemon
+    uses on this number of nodes. If the daemon uses none of them, returns an empty list."""
     from monarch_py.policies.named import DAEMON
 
     own = [n for n, where in DAEMON.items() if (where == "one node") == (nodes == 1)]
@@ -157,7 +157,7 @@ def _daemons(policies: Collection[str], nodes: int) -> list[str]:
 def _row(result: dict[str, Any], unit: float) -> list[str]:
     """Returns the cells of a policy's row in the table.
 
-    unit : the unit in which times are shown [s]
+    unit : the length of the unit in which times are shown [s]: 1 or 3600
     """
     epochs, share = result["epoch_seconds"], result["share"]
     later = sum(epochs[1:]) / len(epochs[1:]) if epochs[1:] else None

@@ -41,7 +41,7 @@ SEQUENCE = re.compile(rb"\x1b(\[[0-?]*[ -/]*|O)[@-~]")
 
 class _OpenFiles(threading.Thread):
     """A thread that asks the daemon which files each program has opened. The view does not wait for
-    the answers. They may come late if a file system hangs."""
+    the answers, because they may come late if a file system hangs."""
 
     def __init__(self, session: SessionDir, view: View) -> None:
         super().__init__(name="open files", daemon=True)
@@ -110,7 +110,7 @@ def _ends(keys: bytes) -> bool:
     """Whether the view must end after these keys.
 
     keys : the bytes that one read of the terminal has returned. b"" means that the terminal no
-        longer exists. Then the view must end too
+        longer exists. The view must end in this case too
     """
     others = SEQUENCE.sub(b"", keys)
     return not keys or others == ESCAPE or not QUIT.isdisjoint(others)

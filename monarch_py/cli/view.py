@@ -111,7 +111,7 @@ def _print_all(nodes: list[dict[str, Any]]) -> None:
     rows = []
     for node in nodes:
         report = node["status"]
-        # The name of a daemon that runs alone is empty.
+        # A daemon that was started without other nodes has an empty name.
         row: list[Any] = [node["rank"], node["name"] or socket.gethostname()]
         if report is None:
             rows.append([*row, node["why"], "", "", "", "", ""])

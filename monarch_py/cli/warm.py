@@ -67,7 +67,8 @@ def _text(progress: Progress, bytes_per_s: float, left_s: float | None) -> str:
 
 
 def _nothing_yet(progress: Progress) -> str:
-    """Returns the text that shows the progress if no file that needs a copy is known yet."""
+    """Returns the progress as text, for the time before the first file that needs a copy is
+    known."""
     found = f"{counted(progress.there_files, 'file')} already there" if progress.there_files else ""
     if progress.complete:
         return found or "no file to copy"
@@ -124,10 +125,10 @@ def _why_left(reason: str, files: int, *, has_tiers: bool) -> str:
 
 
 def _tell_failures(report: dict[str, Any], *, is_everything: bool) -> int:
-    """Tells the user which tiers could not record their copies. If the command copies all files,
-    also tells the user in which sources the scan could not read some paths. Returns the exit
-    status: 1 if the scan could not read a path, otherwise 0. Missing permission does not make the
-    status 1, because users often lack permission for paths such as `lost+found`.
+    """Tells the user in which tiers the daemon could not record copies. If the command copies all
+    files, also names each source in which the scan could not read some paths, and returns the exit
+    status 1. A path without read permission does not make the status 1, because users often lack
+    permission for paths such as `lost+found`. Otherwise returns 0.
 
     is_everything : whether the command copies all files
     """
@@ -234,7 +235,7 @@ def warm(
     except SystemExit as signal_seen:
         status = int(signal_seen.code or 0)
         ended = "interrupted; run it again to go on: "
-    if run is None:  # nothing was ordered yet
+    if run is None:  # the signal came before any copy was requested
         sys.exit(status)
     troubles = [f"{quoted(path)}: {why}" for path, why in run.chosen.problems]
     hint, has_tiers = "", True

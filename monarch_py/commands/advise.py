@@ -1,4 +1,4 @@
-"""`monarch advise`: loads a dataset by its name, and converts the loader advice to JSON types."""
+"""`monarch advise`: loads the dataset that a user names, and converts the advice to JSON types."""
 
 import importlib
 import os

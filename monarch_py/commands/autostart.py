@@ -33,12 +33,12 @@ CLAIM, TIME_BYTES, BYTE_ORDER = 3, 8, sys.byteorder
 
 def main() -> None:
     """Runs the starter. The first command-line argument is the configuration file. The second
-    argument is the file that the program has opened. It is "" if the program needs a new daemon
-    because its daemon was killed."""
+    argument is the file that the program has opened. If the program's daemon was killed, so that
+    the program needs a new daemon, the second argument is ""."""
     config_file, opened = Path(sys.argv[1]), sys.argv[2]
     _close_inherited()
-    # If `start` raises an error, `is_started` stays True. This start then counts for a longer time
-    # toward the library's limit on starts, because the next start would probably fail too.
+    # If `start` raises an error, `is_started` stays True, and the start is not taken back. The
+    # library then allows fewer further starts, because the next start would probably fail too.
     is_started = True
     try:
         is_started = start(config_file, opened)
@@ -75,14 +75,14 @@ def is_wished(config: Config) -> bool:
 
 
 def _is_open_below(roots: tuple[str, ...]) -> bool:
-    """Whether a program with the preload library has opened a file below one of the directories
-    `roots`, and has not closed it. While this process holds the claim (the descriptor CLAIM),
-    another program that opens such a file cannot launch a second starter. So this process must find
-    out by itself that the file is open."""
+    """Whether a program with the preload library has a file open below one of the directories
+    `roots`. Such a program may have opened its file after this process began. It could not launch a
+    starter of its own, because this process holds the claim (the descriptor CLAIM). So this process
+    must look for open files itself."""
     for process in mapping(str(LIBRARY.resolve())):
-        with suppress(OSError):  # the program has ended
+        with suppress(OSError):  # raised if the program has ended
             for fd in (process / "fd").iterdir():
-                with suppress(OSError):  # or has closed the file
+                with suppress(OSError):  # raised if the program has closed the file
                     if os.readlink(fd).startswith(roots):
                         return True
     return False
@@ -98,10 +98,10 @@ def _close_inherited() -> None:
 
 
 def _take_back() -> None:
-    """Marks this start as not needed, so that it delays later starts less. The claim's file
-    contains the times of the last starts as integers (csrc/preload/autostart/claim.c). An odd
-    integer marks a start that was not needed. The largest integer is the time of this start, so
-    this function makes it odd."""
+    """Marks this start as not needed, so that the library delays later starts less. The claim's
+    file contains the times of the last starts as integers (csrc/preload/autostart/claim.c). The
+    largest integer is the time of this start. This function makes this integer odd, because an odd
+    time marks a start that was not needed."""
     times = os.pread(CLAIM, 1 << 10, 0)
     starts = [
         int.from_bytes(times[at : at + TIME_BYTES], BYTE_ORDER)

@@ -181,9 +181,9 @@ def _measure_tier(tier: Path, quota_bytes: int) -> tuple[Curve, Curve]:
 def calibrate(config: Config, tell: Callable[[str], None] = lambda _: None) -> Calibration:
     """Measures the tiers and the first source of a configuration.
 
-    For each number of threads, reads up to 256 MiB from the source. Before and after it reads a
-    file, drops the file's pages from the kernel's page cache. In each tier, writes up to 256 MiB to
-    a temporary directory, but not more than the tier's quota.
+    For each number of threads, reads up to 256 MiB from the source. The pages of each file are
+    dropped from the kernel's page cache before and after the file is read. In each tier, writes up
+    to 256 MiB to a temporary directory, but not more than the tier's quota.
 
     tell : a function that this function calls before each measurement. Its argument is a text that
         names what is measured next
@@ -223,8 +223,8 @@ def _curve_text(curve: Curve) -> str:
 
 
 def scenario_text(config: Config, measured: Calibration) -> str:
-    """Returns the scenario (YAML) with the measured values. It marks the values that only the user
-    knows.
+    """Returns the scenario (YAML) with the measured values. A question mark in the scenario marks
+    each value that only the user knows.
 
     The scenario has a staging buffer, which models the memory of the programs that read. The
     staging buffer gets the rates of the first tier.

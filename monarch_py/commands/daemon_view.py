@@ -17,9 +17,8 @@ from monarch_py.native import ffi, lib
 class DaemonView:
     """The shared segments of a daemon, and its catalog. `refresh` opens the newest catalog.
 
-    first_copy : each copy has a number, and later copies have larger numbers. This is the number
-        of the first copy that this daemon makes. Earlier daemons made the copies with smaller
-        numbers
+    first_copy : the number of the first copy that this daemon makes. Copies are numbered in the
+        order in which they are made, so copies of earlier daemons have smaller numbers
     """
 
     def __init__(self, connection: DaemonConnection) -> None:
@@ -67,9 +66,9 @@ class DaemonView:
         return found
 
     def partial_bytes(self, words: Uints, sizes: Uints) -> int:
-        """Returns how many bytes of some files the unfinished fills have copied so far.
+        """Returns how many bytes of the given files the unfinished fills have copied so far.
 
-        words : (n,) the words of the files in the catalog
+        words : (n,) the field `word` of each file's catalog entry
         sizes : (n,) the sizes of the files [bytes]
         """
         if not len(words):

@@ -40,7 +40,7 @@ NONE_RUNS = (
 )
 NAME_ONE = "set MONARCH_SOURCE=/the/dataset to have the dataset checked too"
 # Estimate of the shared memory that a catalog takes per file [bytes]: up to 192 bytes, plus 96 for
-# the path. It does not include the shared segments of fixed size (`least_shm_bytes`).
+# the path. The shared segments of fixed size (`least_shm_bytes`) are not included.
 CATALOG_BYTES_PER_FILE = 288
 # Time limit [s] for loading MPI. On some machines, MPI loads slowly because it searches for network
 # fabrics.
@@ -170,8 +170,9 @@ def _tiers(config: Config) -> Iterator[Finding]:
 
 
 def _manifests(config: Config) -> Iterator[Finding]:
-    """Yields findings on the manifests of persistent tiers, except tiers that a daemon uses now. A
-    damaged manifest is only a warning, because a daemon can start in spite of it."""
+    """Yields a finding for each damaged manifest (the list of the copies in a persistent tier).
+    Leaves out tiers that a daemon uses now. A damaged manifest is only a warning, because a daemon
+    can start in spite of the damage."""
     for tier in config.tiers:
         root = tier_root(tier.mount_point)
         path = root / "manifest.sqlite"
@@ -230,8 +231,8 @@ def _address(config: Config) -> Iterator[Finding]:
 
 
 def _libcrypto(config: Config) -> Iterator[Finding]:
-    """Yields a finding if libcrypto is missing and a daemon may need it. Only the daemons of a
-    cluster of several nodes need libcrypto."""
+    """Yields a finding if the library libcrypto is missing and a daemon may need it. A daemon needs
+    libcrypto only if it works together with daemons of other nodes."""
     names_peers = config.peers != PeersConfig()
     may_join = names_peers or importlib.util.find_spec("mpi4py") is not None
     if may_join and not has_libcrypto():
@@ -280,9 +281,8 @@ def _no_daemon(config: Config, connection: DaemonConnection) -> Iterator[Finding
 
 
 def _container(config: Config) -> Iterator[Finding]:
-    """Yields one finding, which lists the paths that a container must share with the host, at the
-    same paths inside and outside. This is necessary if the job runs in a container and the daemon
-    runs on the host."""
+    """Yields one finding for the case that the job runs in a container and the daemon on the host.
+    The finding lists the paths at which the container and the host must see the same files."""
     files = [Path(os.path.abspath(file)) for file in config.files]
     places = [shm_root(), LIBRARY.parent, *files]
     places += [source.path for source in config.sources]

@@ -30,8 +30,8 @@ class Figures:
     frequency : int64; frequency[n] is the number of units that the node accesses n times. The last
         index is the largest number of times that the node accesses one unit
     expected : (epochs + 1,) float64, the values of `frequency` that the binomial distribution
-        predicts (NoPFS, section 3.1). None if the plan has several parts, or if a unit can have
-        several samples
+        predicts (NoPFS, section 3.1). None if the plan has several parts, or if a unit can contain
+        several samples, because the prediction is wrong then
     spread : the coefficient of variation of the node's access counts (access.spread)
     owned_units, owned_bytes : (nodes,) int64, how many units and bytes each node owns. The owner of
         a unit reads it from the source for all nodes
@@ -60,10 +60,10 @@ class Figures:
 def owners_of(timeline: Timeline, sizes: Sizes, quota: int | None) -> Int32s:
     """Returns, for each unit, the node that owns it, (units,); PFS if no node owns it.
 
-    The function chooses the same owners as the daemons. The choice depends on how often each node
-    accesses a unit. If the table of these access counts would be too large, a hash of the unit
-    decides instead. There is one exception: the loader of a part of the plan may list, as
-    `holders`, the nodes that hold each unit. Then the first of these nodes is the owner.
+    The daemons choose the same owners. The choice depends on how often each node accesses a unit.
+    If the table of these access counts would be too large, a hash of the unit decides instead. If
+    the loader of a part of the plan lists the nodes that hold each unit (`holders`), neither
+    decides: the first of the listed nodes is the owner.
 
     sizes : (units,) the sizes of the units [bytes]
     quota : how many bytes of copies each node has room for; None for no limit

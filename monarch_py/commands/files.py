@@ -39,7 +39,7 @@ class FilePlace:
 
 
 class NamedFiles:
-    """The files that a user names, with their present state in the daemon's catalog.
+    """The files that a user names, and what the daemon's catalog says about them now.
 
     texts : paths as the user wrote them; None for all files
 
@@ -90,14 +90,14 @@ class NamedFiles:
 
     def evict(self) -> tuple[int, int]:
         """Drops the copies of the files. Returns how many copies were dropped, and the total size
-        of the files that had copies. Raises SessionError if another daemon has replaced the first
-        one, because the new daemon's catalog has other entries."""
+        of the files that had copies. Raises SessionError if a new daemon has started since the
+        constructor ran, because the new daemon's catalog has other entries."""
         catalog = self._view.catalog
         ids = self._chosen.ids
         present = ids[word.state(catalog.words[ids]) == State.PRESENT]
         size, dropped = int(catalog.entries["size"][present].sum()), 0
         for at in range(0, len(present), PORTION):
-            self._view.refresh()  # raises SessionError if another daemon has replaced the first one
+            self._view.refresh()  # raises SessionError if a new daemon has started
             entries = present[at : at + PORTION].tolist()
             dropped += self._connection.ask("drop", entries=entries)["dropped"]
         return dropped, size
@@ -106,7 +106,7 @@ class NamedFiles:
 def _place(packed: np.uint64, tiers: Sequence[str]) -> tuple[str, str]:
     """Returns the fields `where` and `why` of a FilePlace.
 
-    packed : the word of the file's catalog entry
+    packed : the field `word` of the file's catalog entry
     """
     words: Ids = np.array([packed], dtype=np.uint64)
     state, why = State(int(word.state(words)[0])), Reason(int(word.reason(words)[0]))

@@ -80,9 +80,9 @@ class _Mount:
     source: str
 
     def pool(self, device: int) -> str:
-        """Returns a name for the disk space that the file system uses. Two file systems that share
-        the space have the same name. Subvolumes of btrfs share one space, although they have
-        different device numbers. The same is true of datasets of ZFS."""
+        """Returns a name for the disk space that the file system uses. File systems that share one
+        space get the same name. Subvolumes of btrfs share a space, and so do datasets of ZFS,
+        although each of them has a device number of its own."""
         if self.kind == "btrfs":
             return self.source
         return self.source.partition("/")[0] if self.kind == "zfs" else str(device)
@@ -116,8 +116,8 @@ def _place(path: Path, kind: str) -> LocalPlace | None:
 
 def local_disks(taken: Collection[int], sources: Sequence[Path] = ()) -> list[LocalPlace]:
     """Returns one directory on each local disk. The disk with the most free space comes first. On
-    each disk, the function prefers a directory that the batch system names. If there is none, it
-    prefers a mount point to a directory of USUAL.
+    each disk, the function chooses a directory that the batch system names. If there is none, it
+    chooses a mount point, and otherwise a directory of USUAL.
 
     taken : the device numbers of the sources' file systems. The function leaves out the disks of
         these file systems
@@ -152,8 +152,8 @@ def _answers(path: Path, hung: Sequence[Path]) -> bool:
 
     hung : paths in file systems that hang. For these paths, the result is False
     """
-    # Path.is_dir would raise an error if this user has no permission to search a parent directory.
-    # os.path.isdir returns False.
+    # If this user has no permission to search a parent directory, os.path.isdir returns False, but
+    # Path.is_dir would raise an error.
     return path not in hung and os.path.isdir(path)
 
 

@@ -35,7 +35,7 @@ def modulefile(language: str, version: str, prefix: Path | None, site: Path | No
 
 
 def _tcl(version: str, paths: list[tuple[str, Path]], site: Path | None) -> str:
-    # No character is special within Tcl's braces.
+    # Tcl substitutes nothing inside braces.
     lines = [f"    puts stderr {{{line}}}" for line in HELP]
     sets = [f"prepend-path {name} {{{path}}}" for name, path in paths]
     return "\n".join(

@@ -1,4 +1,7 @@
-"""Examines the packs and plans of a configuration. A daemon reads these files when it starts."""
+"""Examines the packs and plans of a configuration. A daemon reads these files when it starts.
+
+A pack is a tar of a source's files. A plan lists every access of a training run.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +38,7 @@ def _pack(pack: Path) -> Finding:
 
 
 def _plan(file: Path, config: Config) -> Finding:
-    from monarch_py.daemon.plans.manager import load_plan  # loads parts of the daemon
+    from monarch_py.daemon.plans.manager import load_plan  # only here: loads daemon code
     from monarch_py.daemon.plans.placement import source_of
 
     try:

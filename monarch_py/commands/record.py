@@ -1,7 +1,7 @@
 """Makes the additional fields that `monarch report` needs: the history, and where the files are.
 
-The command counts the files itself: it reads the catalog in shared memory. So the daemon spends no
-time on counting.
+The command counts the files in the catalog, which is in shared memory. So the daemon spends no time
+on counting.
 """
 
 import os
@@ -56,11 +56,11 @@ def _room(tier: dict[str, Any]) -> int:
 
 
 def grouped(catalog: CatalogReader, places: int) -> dict[str, Any]:
-    """Returns the field `files` of a report, which describes groups of files. For each group, the
-    field contains the first file, the number of files, their total size, and how many of these
-    bytes each place (a tier or the staging area) has as copies. A group consists of consecutive
-    catalog entries. The scan adds the files of a directory one after another, so a group covers few
-    directories. The groups are sorted by the paths of their first files.
+    """Returns the field `files` of a report, which describes groups of files. A group consists of
+    consecutive catalog entries. The scan adds the files of a directory one after another, so a
+    group covers few directories. For each group, the field contains the first file, the number of
+    files, their total size, and the total size of the files whose copies are in each place. A place
+    is a tier or the staging area. The groups are sorted by the paths of their first files.
 
     places : the number of places
     """
@@ -80,8 +80,8 @@ def grouped(catalog: CatalogReader, places: int) -> dict[str, Any]:
 
 
 def _sums(catalog: CatalogReader, ids: Ids, starts: Array, places: int) -> tuple[Ids, Ids]:
-    """Returns the total size of each group's files, (groups,), and how many of these bytes each
-    place has as copies, (places, groups).
+    """Returns two tables of sizes [bytes]: the total size of each group's files, (groups,), and the
+    total size of those files whose copies are in each place, (places, groups).
 
     ids : the catalog entries of all files
     starts : the index in `ids` at which each group begins

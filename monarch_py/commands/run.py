@@ -74,9 +74,9 @@ def why_unusable(name: str) -> Outcome | None:
 
 
 def _is_denied(path: str) -> bool:
-    """Whether the reason why `path` cannot be executed is EACCES: `path` is a directory, or lies
-    below a directory that this user has no permission to search. Call this function only for a path
-    that is not an executable file."""
+    """Whether executing `path` fails with EACCES, because `path` is a directory, or lies below a
+    directory that this user has no permission to search. Call this function only for a path that is
+    not an executable file."""
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
     except OSError as error:
@@ -162,10 +162,10 @@ class _Share:
     """The use of a daemon by one run (`monarch run`). Several runs can share a daemon
     (`ipc.shares`).
 
-    The first run starts the daemon, and the last run ends it. There are three exceptions. First, if
-    a run is killed and its command goes on, the daemon continues to serve the command, and ends by
-    itself later (`daemon.orphan`). Second, if other jobs need the daemon, the last run does not end
-    it. Third, no run ends a daemon that `monarch start` has started.
+    The first run starts the daemon, and the last run ends the daemon. There are three exceptions.
+    First, a run may be killed while its command goes on. The daemon then continues to serve the
+    command, and ends by itself later (`daemon.orphan`). Second, if other jobs need the daemon, the
+    last run does not end the daemon. Third, no run ends a daemon that `monarch start` has started.
     """
 
     def __init__(self, config_file: Path, config: Config | None) -> None:
@@ -188,8 +188,8 @@ class _Share:
                 self._tell_troubles()
             else:
                 # The file `users` names the daemon that the last run must end. If the file does not
-                # name the running daemon, no run may end this daemon, because it was not started
-                # for runs. The file may then name an earlier daemon, so remove this name.
+                # name the running daemon, then no run has started this daemon, and no run may end
+                # it. A name in the file is that of an earlier daemon, so remove the name.
                 if self.shares.daemon() != serving:
                     self.shares.note_daemon(None)
                 with contextlib.suppress(SessionError):
@@ -236,20 +236,20 @@ class _Share:
             with contextlib.suppress(OSError):
                 self.shares.close()
         if self._child is not None:
-            # The daemon has ended, or continues to serve other runs. In both cases, this process
-            # need not wait for it. Set a return code, because Popen would otherwise warn that the
-            # child process is running.
+            # The daemon has ended, or continues to serve other runs. This process need not wait for
+            # the daemon. Set a return code, because Popen would otherwise warn that the child
+            # process is running.
             self._child.returncode = 0
 
 
 def keep_daemon(config_file: Path, kind: str = "") -> "subprocess.Popen[bytes] | None":
-    """Makes sure that a daemon runs which no `monarch run` ends. If no daemon runs, starts one and
-    returns its process. Otherwise returns None. Raises SessionError if the new daemon cannot be
-    started.
+    """Makes sure that a daemon runs, and that no `monarch run` ends the daemon. If no daemon runs,
+    starts one and returns its process. Otherwise returns None. Raises SessionError if the new
+    daemon cannot be started.
 
     kind : the kind of a new daemon (`daemon.starting`), which determines when the daemon ends by
-        itself. With "", it never does. With "", a daemon that runs already also becomes a daemon
-        that does not end by itself
+        itself. A daemon of the kind "" never ends by itself. If a daemon runs already and `kind` is
+        "", the running daemon becomes a daemon of this kind
     """
     session = SessionDir.of(config_file)
     with turn(session) as shares:
@@ -317,8 +317,8 @@ def run_job(
     If `monarch start` has started a daemon for the configuration, the run uses this daemon and
     leaves it running. Otherwise the first run starts a daemon, and the last run that uses the
     daemon ends it. If no daemon can be started, the command runs anyway and reads from the source.
-    If a signal arrives before the command runs, this process ends (SystemExit). If it has started a
-    daemon, it ends the daemon too.
+    If a signal arrives before the command runs, this process ends (SystemExit). If this process has
+    started a daemon, it ends the daemon too.
     """
     with handling([signal.SIGTERM, signal.SIGHUP], lambda number, _: sys.exit(128 + number)):
         return _run_job(config_file, command, config, is_recorded=is_recorded)

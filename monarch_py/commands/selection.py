@@ -40,8 +40,8 @@ class PathSelection:
     problems : one pair for each of the user's paths that selects no file: the path, and a text that
         says what is wrong and what to do
     ids : (n,) the catalog entries of the selected files, in the order in which they were found
-    unknown : selected files that exist, but are not in the catalog yet. Each Place is mapped to the
-        path that messages show
+    unknown : selected files that exist, but are not in the catalog yet. The keys are the files'
+        Places. The values are the paths that messages show
     """
 
     def __init__(
@@ -155,9 +155,9 @@ class PathSelection:
     # --- entries of the catalog -----------------------------------------------------------------
 
     def meet(self, catalog: CatalogReader) -> Ids:
-        """Examines the entries that were added to the catalog since the last call. Selects those
-        that the user has named, or that lie below named directories. Returns the newly selected
-        entries, (n,)."""
+        """Examines the entries that were added to the catalog since the last call. Selects the
+        named files and the files below named directories. Returns the newly selected entries,
+        (n,)."""
         for place in [place for place in self.unknown if catalog.find(*place) >= 0]:
             self._take(place, self.unknown.pop(place), catalog)
         # The catalog may grow at any time. Read its length after the look-ups above, so that the
@@ -184,15 +184,15 @@ class PathSelection:
         return ids
 
     def _examine(self, catalog: CatalogReader, first: int, end: int) -> Ids:
-        """Returns those of the entries [first, end) that are files below named directories. Also
-        counts these files for each directory."""
+        """Searches the catalog entries first to end - 1 for files below named directories. Returns
+        the found entries, and counts them for each directory."""
         rows = catalog.entries[first:end]
         files = np.flatnonzero(rows["kind"] == Kind.FILE)
         sources, lengths = rows["source"][files], rows["path_len"][files]
         excluded = _is_excluded(rows["word"][files])
         meant = np.zeros(len(files), dtype=bool)
-        # Search together for the files of all directories that are in the same source and whose
-        # paths have the same length.
+        # Group the named directories by their source and by the length of their paths. One search
+        # finds the files of all directories of a group.
         groups: dict[tuple[int, int], list[bytes]] = {}
         for source, path in self._directories:
             text = os.fsencode(path + "/") if path else b""
@@ -222,8 +222,9 @@ class PathSelection:
 
     def finish(self, catalog: CatalogReader) -> None:
         """Completes the selection. Call this when the daemon's scan of the sources is complete.
-        Adds a problem for each named directory in which all files are excluded. Lists each named
-        directory that the scan has not found, and adds its files to `unknown`."""
+        Adds a problem for each named directory in which all files are excluded. Walks through each
+        named directory that the scan has not found, and adds the directory's files to
+        `unknown`."""
         for place, text in self._directories.items():
             files, excluded = self._below[place]
             if files and files == excluded and text:
@@ -248,8 +249,8 @@ class PathSelection:
         return True
 
     def walk_anew(self, directories: Sequence[int], catalog: CatalogReader) -> None:
-        """Lists directories again, and adds the files that the catalog lacks to `unknown`. Adds a
-        problem for each named directory that no longer exists.
+        """Lists the names in directories again, and adds to `unknown` the files that the catalog
+        lacks. Adds a problem for each named directory that no longer exists.
 
         directories : the catalog entries of the directories
         """

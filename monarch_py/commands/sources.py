@@ -32,9 +32,9 @@ def _is_added(connection: DaemonConnection, source: SourceConfig) -> bool:
 
 
 def settings_differ(connection: DaemonConnection, config: Config) -> bool:
-    """Whether the settings of the running daemon differ from those of the configuration. The
-    settings of single sources are compared too. If the daemon's configuration files have changed
-    since it started, returns False, because the user gets another warning about this change."""
+    """Whether the settings of the running daemon differ from those of the configuration, including
+    the settings of single sources. If the daemon's configuration files have changed since the
+    daemon started, returns False, because the user gets another warning about this change."""
     found = connection.ask("where")
     served = [SourceConfig.from_words(words) for words in found.get("described", [])]
     return bool(found["is_current"]) and (

@@ -111,8 +111,8 @@ def _sessions() -> list[SessionDir]:
 
 
 def _remove_if_empty(directory: Path) -> None:
-    """Removes symbolic links to sessions that no longer exist. If the directory of the sessions is
-    empty after this, removes it too."""
+    """Removes links in `directory` to sessions that no longer exist. If `directory` is empty after
+    this, removes `directory` too."""
     with suppress(OSError):
         for path in directory.iterdir():
             if path.is_symlink() and not path.exists():  # the link's session no longer exists
@@ -230,8 +230,8 @@ def _emptied(root: Path) -> int:
 
     root : Monarch's directory in the tier or in the staging area
     """
-    # A tier with a manifest is persistent, so its copies stay. A directory without a manifest is
-    # emptied even if it has no copies: a daemon that was killed during its start may have left it.
+    # A tier with a manifest is persistent, so its copies stay. Any other directory is cleared even
+    # if it has no copies, because a daemon that was killed during its start may have left files.
     if not root.is_dir() or os.path.lexists(root / "manifest.sqlite"):
         return 0
     base = root if root == tier_root(root.parent) else root.parent

@@ -68,8 +68,8 @@ def _sum(path: str, block_bytes: int) -> tuple[int, int] | None:
     """Returns the checksum and the size [bytes] of a file; None if the file cannot be read. Each
     block of the file has an XXH3-64 hash. The checksum is the XXH3-64 hash of all these hashes.
 
-    Monarch's C code has computed the recorded checksums. This function uses the package xxhash
-    instead, so that `monarch verify` also finds errors of the C code.
+    Monarch's C code has computed the recorded checksums. This function computes the checksum with
+    the package xxhash, so that `monarch verify` also finds errors of the C code.
     """
     whole, block, size = xxhash.xxh3_64(), xxhash.xxh3_64(), 0
     buffer = memoryview(bytearray(PIECE_BYTES))
@@ -159,9 +159,9 @@ def _verify_catalog(
     if bad:
         connection.ask("drop", entries=bad)
         connection.wait_until_dropped()
-    # After an error in a tier, the daemon makes no new copies there, but it may continue to serve
-    # the tier's old copies. The loop above has checked these old copies, so this function does not
-    # report the tier as out of use.
+    # After an error in a tier, the daemon makes no new copies in the tier, but it may continue to
+    # serve the tier's old copies. The loop above has checked these copies. So this function does
+    # not report such a tier as out of use.
     present = catalog.words[word.state(catalog.words) == State.PRESENT]
     serving = set(word.tier(present).tolist()) - gone
     verdict.out_of_use = [

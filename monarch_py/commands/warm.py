@@ -24,30 +24,30 @@ from monarch_py.util.hanging import LIMIT_S, hanging
 # The largest number of catalog entries in one request for copies. The daemon accepts requests of at
 # most 1 MiB. In JSON, the number of an entry takes 10 bytes: 8 digits, a comma and a space.
 ORDER = 65536
-# The largest number of directories in one request. With this limit, the request stays below 1 MiB,
-# even if each path has 4 KiB, the longest possible path. A path that is not valid UTF-8 can take 24
-# KiB in JSON.
+# The largest number of directories in one request. The longest possible path has 4 KiB, and takes
+# 24 KiB in JSON if it is not valid UTF-8. With this limit, a request stays below 1 MiB even if all
+# its paths are so long.
 DIRECTORIES = 32
 # The largest number of files that the daemon examines at the source for one request. The limit is
 # small because the daemon answers no other command during the request.
 LOOKS = 64
 # The shortest pause between two steps of the command [s]. If a step uses much processor time, the
-# pause is nine times this processor time. So the command uses at most a tenth of a processor.
-# Waiting for a slow answer of the daemon uses no processor time, and so does not lengthen the
-# pause. If all copies are complete after such a wait, the command ends soon.
+# pause is nine times this processor time. So the command uses at most a tenth of a processor. Time
+# in which the step waits for the daemon does not lengthen the pause, so that the command ends soon
+# after the last copy is complete.
 LOOK_S = 0.1
 
 
 @dataclass(slots=True)
 class Progress:
-    """Counts of the chosen files that are known so far. `files` is the number of all these files.
-    For each count `..._files`, the field `..._bytes` is the total size of the counted files.
+    """The progress of the command. `files` is the number of the chosen files that are known so far.
+    Each field `..._bytes` is the total size of the files that the field `..._files` counts.
 
     there_files : files that had a copy before the command began
     filled_files : files whose copy was completed after the command began. `filled_bytes` also
         includes the bytes that unfinished fills have copied
-    replaced_files : those of the filled files that had a copy of an earlier version of the file
-        before
+    replaced_files : how many of the filled files had a copy before, but of an older version of the
+        file
     at_source : the number of files that get no copy, for each reason that docs/status.md lists for
         `bypass`. Programs read these files from the source
     complete : whether all chosen files are known
@@ -77,7 +77,7 @@ def _is_left(words: Uints) -> Bools:
     """Returns, as (n,) booleans, which files get no copy from this command. Some of these files get
     a copy later, when a program reads them.
 
-    words : (n,) the catalog words of the files
+    words : (n,) the field `word` of each file's catalog entry
     """
     states = word.state(words)
     when_read = (states == State.ABSENT) & (word.reason(words) != Reason.NONE)
@@ -87,7 +87,7 @@ def _is_left(words: Uints) -> Bools:
 def _has_changed(words: Uints) -> Bools:
     """Returns, as (n,) booleans, which files get no copy because they have changed in the source.
 
-    words : (n,) the catalog words of the files
+    words : (n,) the field `word` of each file's catalog entry
     """
     is_left = (word.state(words) == State.BYPASS) & (word.reason(words) == Reason.CHANGED)
     return np.asarray(is_left)
@@ -135,8 +135,8 @@ class Warm:
             )
 
     def _ask_for_directories(self) -> None:
-        """Asks the daemon to scan the chosen directories before other directories, because it may
-        not know their files yet."""
+        """Asks the daemon to scan the chosen directories before other directories, because the
+        daemon may not know the files of the chosen directories yet."""
         directories = self.chosen.needs_scanned
         for at in range(0, len(directories), DIRECTORIES):
             self._connection.ask("scan", directories=directories[at : at + DIRECTORIES])
@@ -224,8 +224,8 @@ class Warm:
         self.chosen.give_up([p for p, e in zip(places, entries, strict=True) if e < 0])
 
     def _ask_source(self, command: str, **arguments: Any) -> Any:
-        """Sends the daemon a command for which the daemon must access the source, and returns the
-        answer. Raises SessionError if the source's file system hangs."""
+        """Sends a command to the daemon, and returns the answer. The daemon must access the source
+        to answer. Raises SessionError if the source's file system hangs."""
         try:
             return self._connection.ask(command, **arguments)
         except SilentError:
@@ -248,8 +248,8 @@ class Warm:
     # --- counting -------------------------------------------------------------------------------
 
     def _count(self, *, complete: bool) -> Ids:
-        """Updates `progress`. Returns the files, (n,), that need a copy, but for which the daemon
-        has no copy planned at present."""
+        """Updates `progress`. Returns the catalog entries, (n,), of the files that need a copy, but
+        that the daemon is not going to copy at present."""
         ids, catalog = self.chosen.ids, self._view.catalog
         words, sizes = catalog.words[ids], catalog.entries["size"][ids]
         states = word.state(words)
