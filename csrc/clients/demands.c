@@ -32,7 +32,7 @@ static int is_settled(const struct monarch_clients *m, const struct monarch_cata
 }
 
 /* First reads all demands, and then answers them. A reader that is woken by an answer may place a
- * new demand at once, and this call must not answer the new demand. */
+ * new demand at once, which this call must not answer. */
 uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_catalog *c) {
     uint64_t standing[MONARCH_DEMANDS], waiting = 0;
     for (int i = 0; i < MONARCH_DEMANDS; i++)

@@ -1,8 +1,8 @@
 /* Reads what clients report to the daemon, and waits on the daemon's doorbell.
  *
- * To report which files they request, open and read, clients set bits in bitmaps. To report which
- * files they change, clients mark the files in the changed filter, or append records to the file
- * `changes`. */
+ * For each file that a client requests, opens or has read, the client sets a bit in a bitmap. For
+ * each file that a client changes, it marks the file in the changed filter, or appends a record to
+ * the file `changes`. */
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -12,8 +12,8 @@
 #include "shared/doorbell.h"
 
 /* Reads and clears the bits of one word, and stores in `ids` the numbers of the files whose bits
- * were set. The word's summary bit is cleared before the word is read. If a client sets a bit of
- * the word after that, it also sets the summary bit again, so the daemon misses no bit. */
+ * were set. The word's summary bit must be cleared before the word is read. A client that sets a
+ * bit after the read then also sets the summary bit again, so the daemon misses no bit. */
 static uint64_t take_word(struct monarch_bits *b, uint64_t word, uint64_t count, uint64_t *ids) {
     uint64_t n = 0;
     __atomic_fetch_and(&b->summary[word / 64], ~(1ULL << (word % 64)), __ATOMIC_SEQ_CST);

@@ -1,8 +1,8 @@
 /* Samples that the processes of one node keep in shared memory.
  *
  * The first process that reads a sample from its source stores the sample there. Readers take no
- * lock and never wait: while a process writes a sample, other processes regard the sample as
- * missing. */
+ * lock and never wait. While a process writes a sample, the sample is missing for all other
+ * processes. */
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
@@ -47,9 +47,9 @@ static int is_abandoned(uint64_t state) {
            kill((pid_t)(state >> WRITER_SHIFT), 0) != 0 && errno == ESRCH;
 }
 
-/* Makes this process the only writer of the sample, and returns 1. Returns 0 in three cases: the
- * sample is stored; a process is writing the sample; or an earlier call has found no room for the
- * sample. */
+/* Makes this process the only writer of the sample, and returns 1. Returns 0 if the sample is
+ * stored already, if another process is writing it, or if an earlier call has found no room for
+ * it. */
 static int claim(struct monarch_kept_sample *sample) {
     uint64_t state = __atomic_load_n(&sample->state, __ATOMIC_RELAXED);
     uint64_t mine = (uint64_t)getpid() << WRITER_SHIFT | MONARCH_KEPT_WRITING;

@@ -12,14 +12,14 @@
 /* Size of a thread's stack. Reading needs little of it, but a preloaded library may need more. */
 #define STACK_BYTES (256 << 10)
 
-/* A read is regarded as slow if two conditions are true. First, the read took longer than SLOW_NS
- * [ns] plus 1 ns per byte. Second, its thread slept during the read, because it had to wait for a
- * disk or the network. A read from memory takes about a tenth of this limit. A read does not become
- * slow when its thread waits for a processor, because such a wait is no sleep. */
+/* A read is slow if it took longer than SLOW_NS [ns] plus 1 ns per byte, and its thread slept
+ * during the read to wait for a disk or the network. A read from memory takes about a tenth of
+ * this limit. If the thread only waits for a processor, it does not sleep, and the read is not
+ * slow. */
 #define SLOW_NS 100000
 
-/* A running call of monarch_read_all. The structure is on the stack of monarch_read_all, which
- * therefore returns only after all other threads have stopped working on the call. */
+/* A running call of monarch_read_all. The structure is on the stack of monarch_read_all. So
+ * monarch_read_all returns only after all other threads have stopped working on the call. */
 struct call {
     const int32_t *descriptors;
     const int64_t *offsets, *lengths;
@@ -44,7 +44,7 @@ static int threads, idle;  /* idle: number of threads that work on no call */
  * threads, because waking threads takes longer than copying a file's bytes from memory. */
 static int was_fast;
 
-/* Resets the state in a forked child. The child has only the thread that called fork, so no other
+/* Resets the state in a forked child. Only the thread that called fork exists in the child, so no
  * thread holds the lock or makes reads. */
 static void forget(void) {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
@@ -54,8 +54,8 @@ static void forget(void) {
 }
 
 /* Registers `forget` when this library is loaded. If the first call of monarch_read_all registered
- * `forget`, another thread could fork during that call, before the registration, and the child
- * would not run `forget`. */
+ * it, another thread could fork before the registration, during that call. The child would then
+ * not run `forget`. */
 __attribute__((constructor)) static void heed_forks(void) { pthread_atfork(NULL, NULL, forget); }
 
 /* Reads one range completely. Returns 0, an errno, or -1 if the file ends too early. */
@@ -76,9 +76,9 @@ static int read_one(int fd, char *to, int64_t length, int64_t offset) {
 }
 
 static void fail(struct call *c, uint64_t i, int error) {
-    /* From now on, no further read begins. Reads begin in the order of their indexes, so every read
-     * before read `i` has begun already. If such a read fails too, its failure replaces the failure
-     * of read `i`. */
+    /* From now on, no further read begins. Reads begin in the order of their indexes, so all reads
+     * before read `i` have begun already. If one of them fails too, its failure replaces the
+     * failure of read `i`. */
     __atomic_store_n(&c->next, c->n, __ATOMIC_RELAXED);
     pthread_mutex_lock(&lock);
     if (i < c->failed) {
@@ -95,7 +95,7 @@ static long sleeps(void) {
 }
 
 /* Makes reads of the call, one after another, until no read is left to begin. If `is_alone` is 1,
- * also returns after a slow read, so that the caller can wake other threads. */
+ * returns after a slow read too, so that the caller can wake other threads. */
 static void work(struct call *c, int is_alone) {
     for (long slept = sleeps(), before = slept;; before = slept) {
         uint64_t i = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED);

@@ -21,9 +21,9 @@
 #include "shared/path.h"
 #include "shared/sys.h"
 
-/* A file is handed over at its close only if at least 1 / WORTH of it was read. If less was read,
- * the daemon would have to read most bytes of the copy from the source anyway, so a handover would
- * save little. */
+/* When a program closes a file, the library hands the file over only if at least 1 / WORTH of the
+ * file was read. Otherwise, most of the file's pages are not in the page cache, and the daemon has
+ * to read them from the source anyway. */
 #define WORTH 2
 /* When a program has read 1 / PART of a file, the library checks once whether the reads were
  * sequential or in random order. */
@@ -31,20 +31,20 @@
 /* Maximum number of digits in a socket's name, `handovers.<number>`. */
 #define DIGITS 2
 /* Longest wait [ns] of a call that locks an open file or changes its flags. If the file's
- * descriptor was handed over, such a call first waits until the daemon has closed its duplicate of
- * the descriptor. */
+ * descriptor was handed over, such a call waits until the daemon has closed the descriptor that it
+ * received. */
 #define AWAIT_NS 50000000ULL
 /* If the kernel does not keep a source's pages in the page cache, handovers of the source's files
- * are useless. One in LOOKS of these files is handed over nevertheless. The daemon then notices if
- * the kernel keeps the pages again. */
+ * are useless. Nevertheless, one in LOOKS of these files is handed over, so that the daemon
+ * notices when the kernel keeps the pages again. */
 #define LOOKS 128
 
 /* --- files that are filled by a program's own reads ------------------------------------------- */
 
-/* Returns whether the kernel is likely to keep the pages of the file `id` in the page cache after a
- * read. Without these pages, the daemon would have to read the whole file from the source again.
- * `sources` is a bit mask of the sources to which the file may belong. For one file in LOOKS, the
- * result is always 1, so that the daemon notices if the kernel keeps the pages again. */
+/* Returns whether the kernel is likely to keep the file's pages in the page cache after a read.
+ * Without these pages, the daemon would read the whole file from the source again. The result is
+ * always 1 for one file in LOOKS. sources: bit mask of the sources to which the file may belong.
+ * id: the number of the file's entry, or the file's inode number. */
 static int keeps_pages(const struct session *s, uint32_t sources, uint64_t id) {
     return !(__atomic_load_n(&s->control->pageless_sources, __ATOMIC_RELAXED) & sources) ||
            id % LOOKS == 0;
@@ -76,8 +76,8 @@ void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint
 
 /* --- the end of direct reads ------------------------------------------------------------------ */
 
-/* Ends a descriptor's direct reads, and asks the daemon to fill the file. Later reads of the
- * descriptor wait for the parts of the copy that they need. */
+/* Ends a descriptor's direct reads (handover.h), and asks the daemon to fill the file. Later reads
+ * of the descriptor wait for the parts of the copy that they need. */
 static void fill_in_parts(struct session *s, const struct monarch_entry *e, int fd,
                           uint64_t tracked) {
     if (monarch_track_change(fd, tracked, tracked & ~TRACK_DIRECT))
@@ -103,11 +103,10 @@ static void await_end(int fd) {
     }
 }
 
-/* Ends the direct reads of a descriptor if less than 1 / WORTH of its file was read. The
- * descriptor's next read then requests a fill. This function does not request the fill, because the
- * program may be about to lock the file (monarch_keep_descriptor). As long as the program waits for
- * its lock, another process may hold the lock and change the file, so a fill might copy outdated
- * data. */
+/* Ends a descriptor's direct reads (handover.h) if less than 1 / WORTH of its file was read. Does
+ * not request a fill, because the program may be about to lock the file (monarch_keep_descriptor).
+ * While the program waits for its lock, another process may hold the lock and change the file. A
+ * fill at that time might copy outdated data. The descriptor's next read requests the fill. */
 static void read_in_parts(int fd, uint64_t tracked) {
     uint64_t id = monarch_track_entry(tracked);
     struct session *s = monarch_track_session(tracked);
@@ -127,9 +126,9 @@ void monarch_keep_descriptor(int fd) {
 /* --- sending ---------------------------------------------------------------------------------- */
 
 /* Writes to `to` the address of the socket that receives handovers of the file `id`. If the
- * socket's path is too long for an address, opens the socket's directory. The address then begins
- * with the descriptor's link in /proc/self/fd. Returns the descriptor of the directory, or -1 if
- * the directory was not opened. */
+ * socket's path is too long for an address, opens the socket's directory. The address then names
+ * the directory by its link in /proc/self/fd. Returns the directory's descriptor, which the caller
+ * must close, or -1 if no directory was opened. */
 static int address(struct sockaddr_un *to, uint64_t id) {
     static const char name[] = "/handovers.";
     const char *dir = monarch_session_dir();
@@ -184,9 +183,9 @@ static int send_descriptor(int fd, uint64_t id, void *what, size_t n) {
 
 #define UNMET 64
 
-/* Counts how many bytes of each file without an entry were read. Each slot belongs to one
- * descriptor. If another descriptor is assigned to the same slot, the slot's old count is
- * discarded. */
+/* Counts the bytes that were read of files without an entry in the catalog. Each slot counts for
+ * one descriptor. If two descriptors share a slot, the slot counts only for the descriptor that
+ * was opened later. */
 static struct unmet {
     uint64_t word; /* atomic: the descriptor's word (track.h), without flags */
     uint64_t size, bytes;
@@ -194,8 +193,8 @@ static struct unmet {
 
 static struct unmet *unmet_at(int fd) { return &unmet[(unsigned)fd % UNMET]; }
 
-/* Adds `n` to the bytes that were read of a file without an entry. Returns the sum, and stores the
- * file's size in *size. Returns 0 if the descriptor's count was discarded. */
+/* Adds `n` to the bytes that were read of a file without an entry. Returns the sum, or 0 if the
+ * slot now counts for another descriptor. Stores the file size from the slot in *size. */
 static uint64_t add_unmet(int fd, uint64_t tracked, uint64_t n, uint64_t *size) {
     struct unmet *at = unmet_at(fd);
     *size = __atomic_load_n(&at->size, __ATOMIC_RELAXED);
@@ -204,10 +203,10 @@ static uint64_t add_unmet(int fd, uint64_t tracked, uint64_t n, uint64_t *size) 
                : 0;
 }
 
-/* Returns whether the source on this device is so fast that a copy would not make reads of small
- * files faster. The daemon measures its fills to find out which sources are fast. Before the daemon
+/* Returns whether the source on the device `dev` is so fast that a copy would not make reads of
+ * small files faster. The daemon finds out which sources are fast by measuring its fills. Until it
  * has measured enough fills, the result is 0 if there are several sources. If there is only one
- * source, the result then depends on this process's own opens and reads. */
+ * source, the result until then depends on this process's own opens and reads. */
 static int is_fast_device(const struct session *s, uint64_t dev) {
     uint32_t fast = __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED), here = 0;
     uint32_t judged = __atomic_load_n(&s->control->judged_sources, __ATOMIC_RELAXED);
@@ -236,9 +235,9 @@ int monarch_read_unmet(struct session *s, int fd, const struct stat *st) {
     return 1;
 }
 
-/* Asks the kernel for the file's path, and writes the path into the message `what`. Returns 0 if
- * the path is in no source or is too long for the message. This is a separate function, so that its
- * large buffer is no longer on the stack when the message is sent. */
+/* Writes the path that the kernel reports for `fd` into the message `what`. Returns 0 if the path
+ * is in no source, or is too long for the message. Must not be inlined. Otherwise, its large
+ * buffer would be on the stack while the message is sent. */
 __attribute__((noinline)) static int find_path(const struct session *s, int fd,
                                                struct monarch_handover *what) {
     char path[MONARCH_PATH_MAX];
@@ -294,15 +293,15 @@ static int send_entry(int fd, uint64_t id, int is_read) {
     return send_descriptor(fd, id, &what, offsetof(struct monarch_handover, source));
 }
 
-/* Hands over a file that has an entry. Returns whether this descriptor or another descriptor of the
- * file was sent. The library may have missed a close, so that `fd` now refers to another file.
- * Therefore the daemon checks which file it has received. The descriptor is not sent if the file
- * may have locks, or if other processes share the open file. In these cases, the daemon itself must
- * open the file.
+/* Sends the descriptor of a file that has an entry. Returns 1 if this descriptor or another
+ * descriptor of the file was sent. If the result is 0, the daemon itself must open the file. That
+ * is the case if the file may have locks, or if other processes share the open file. The library
+ * may have missed a close, so that `fd` now refers to another file. Therefore the daemon checks
+ * which file it has received.
  *
- * This thread first sets TRACK_HANDED and the claim, and then checks for locks. A thread that takes
- * a lock works in the opposite order: it first records the lock, and then checks for the claim. So
- * at least one of the two threads notices the other. */
+ * This thread first marks the descriptor (TRACK_HANDED) and the file's claim, and then checks for
+ * locks. A thread that takes a lock works in the opposite order: it first records the lock, and
+ * then checks the claim. So at least one of the two threads notices the other. */
 static int is_sent(struct session *s, const struct monarch_entry *e, uint64_t id, int fd,
                    uint64_t tracked, int is_read) {
     if (tracked & TRACK_FORKED)
@@ -327,9 +326,9 @@ void monarch_hand_over(int fd, uint64_t tracked, int is_read) {
         !monarch_track_change(fd, tracked, tracked | TRACK_HANDED))
         return;
     if (!e) {
-        /* If the sources are as fast as the page cache, the descriptor is not sent, and the daemon
-         * itself reads the file at the source. In this case, the library has tracked the descriptor
-         * only to measure how long reads take. */
+        /* If the sources are as fast as the page cache, the descriptor is not sent. The daemon
+         * then reads the file at the source. The library has tracked such a descriptor only to
+         * measure how long reads take. */
         int at_hand = monarch_source_is_at_hand();
         if (at_hand)
             monarch_give_up_claim(s->clients, id);
@@ -349,13 +348,12 @@ static uint64_t offset_of(int fd) {
     return at;
 }
 
-/* Returns whether the program reads the file in random order. If all reads so far were sequential
- * from the beginning, the offset where this read has ended equals the number of bytes that were
- * read. This is checked only once, at the read that reaches 1 / PART of the file. For all other
- * reads, the result is 0. The result is also 0 for a small file, because a program usually reads
- * such a file completely. bytes: number of bytes that were read so far, including this read. n:
- * number of bytes of this read. end: the offset where this read ended, or -1 for a read at the
- * descriptor's own offset. */
+/* Returns whether the program reads the file in random order. If all reads were sequential from
+ * the beginning, this read ended at an offset equal to the number of bytes read so far. Only the
+ * read that reaches 1 / PART of the file is checked; for all other reads, the result is 0. The
+ * result is also 0 for a small file, because a program usually reads such a file completely.
+ * bytes: number of bytes read so far, including this read. n: number of bytes of this read. end:
+ * the offset where this read ended, or -1 for a read at the descriptor's own offset. */
 static int is_read_at_random(int fd, const struct monarch_entry *e, uint64_t bytes, uint64_t n,
                              int64_t end) {
     uint64_t part = e->size / PART;
@@ -364,9 +362,9 @@ static int is_read_at_random(int fd, const struct monarch_entry *e, uint64_t byt
     return (end < 0 ? offset_of(fd) : (uint64_t)end) != bytes;
 }
 
-/* Counts a read of `n` bytes from a descriptor with TRACK_DIRECT. If the whole file was read, hands
- * the descriptor over. If the file is read in random order, requests a fill instead. end: the
- * offset where the read ended, or -1 for a read at the descriptor's own offset. */
+/* Counts a read of `n` bytes from a descriptor with TRACK_DIRECT. If the whole file was read,
+ * hands the descriptor over. If the file is read in random order, requests a fill instead. end: as
+ * for is_read_at_random. */
 static void note_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
     struct session *s = monarch_track_session(tracked);
     uint64_t id = monarch_track_entry(tracked), size, bytes;
@@ -412,9 +410,8 @@ static uint64_t read_by_now(int fd, uint64_t tracked, uint64_t *size) {
         monarch_is_unmet(id) ? add_unmet(fd, tracked, 0, size) : monarch_progress_of(id);
     if (tracked & TRACK_FORKED || (bytes && !(tracked & TRACK_SHARED)))
         return bytes;
-    /* libc may have read through a duplicate of the descriptor. For example, np.load reads through
-     * a stream on a duplicate. The library does not see such reads, but the offset that the two
-     * descriptors share shows how much was read. */
+    /* libc may have read through a duplicate of the descriptor, as np.load does. The library does
+     * not see such reads. But both descriptors share one offset, which shows how much was read. */
     uint64_t at = offset_of(fd);
     return at > bytes ? at : bytes;
 }

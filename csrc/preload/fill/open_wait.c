@@ -9,8 +9,8 @@
 #include "shared/sys.h"
 
 /* An open waits for a copy only if an open and a read at the source together take at least this
- * long [ns]. If the source is faster, a wait saves no time, because the wait itself needs some
- * system calls. */
+ * long [ns]. With a faster source, a wait saves no time, because the wait itself needs system
+ * calls. */
 #define WORTH_WAITING_NS 200000
 /* Longest wait [ns] of an open. */
 #define MOST_NS 1000000000ULL
@@ -19,10 +19,10 @@
 
 /* --- skipped waits ---------------------------------------------------------------------------- */
 
-/* left_to_skip: how many of the next opens will skip their wait. last_skipped: the value that
- * left_to_skip got at the end of the last wait. If a wait ends without a copy, both variables
- * become 2 * last_skipped + 1, but at most MOST_SKIPPED. If a wait ends with a copy, both variables
- * become 0. */
+/* left_to_skip: how many of the next opens skip their wait. last_skipped: the value that
+ * left_to_skip had right after the last wait. After a wait that ended without a copy, both become
+ * 2 * last_skipped + 1, but at most MOST_SKIPPED. After a wait that ended with a copy, both become
+ * 0. */
 static uint32_t left_to_skip SELDOM, last_skipped SELDOM;
 
 static int skips(void) {
@@ -60,9 +60,9 @@ int monarch_wait_for_copy(struct session *s, struct monarch_opening *o) {
     return 1;
 }
 
-/* Waits for the copy instead of opening the file at the source. The wait lasts at most 1.2 times as
- * long as an open and a read at the source. If this function does not wait, it moves a queued fill
- * to the front of the queue. */
+/* Waits for the copy at most 1.2 times as long as an open and a read at the source take. If the
+ * source is fast, or this open must skip its wait, only moves a queued fill to the front of the
+ * queue. Returns whether the copy is complete. */
 static int wait_instead(struct monarch_wanted *w, uint64_t word) {
     w->is_instead = 1;
     w->n = w->entry->size;
@@ -78,16 +78,16 @@ static int wait_instead(struct monarch_wanted *w, uint64_t word) {
     return is_there;
 }
 
-/* Returns whether this node gets the file from another node, and the file is so small that an open
- * may wait for the copy. Such a wait lasts at most WHOLE_NS (wait.c). */
+/* Returns whether this node gets the file from another node, and the file is small enough for an
+ * open to wait for its copy. */
 static int is_given_by_others(const struct session *s, const struct monarch_entry *e) {
     return e->flags & MONARCH_OF_OTHERS && e->size <= s->control->handed_bytes;
 }
 
-/* Waits for the copy of a file, so that the program need not open the file at the source. Call this
- * if the node gets the file from another node, or if the daemon is already reading the file at the
- * source. In the second case, the wait also saves the source from sending the same bytes twice. The
- * wait lasts at most WHOLE_NS (wait.c). */
+/* Waits for the copy, at most WHOLE_NS (wait.c), so that the program need not open the file at the
+ * source. Call this if the node gets the file from another node, or if the daemon is already
+ * reading the file at the source. In the second case, the wait saves the source from sending the
+ * same bytes twice. */
 static int wait_for_fill(const struct monarch_wanted *w) {
     uint64_t latency = monarch_latency_ns();
     if ((latency && latency < WORTH_WAITING_NS) || skips())

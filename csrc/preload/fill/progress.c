@@ -6,8 +6,9 @@
 
 #define PLACES 1024
 #define BYTES ((1ULL << 40) - 1)
-/* When a descriptor is promoted to the copy, and at least 1 / PART of the file was read, the
- * library reports the file as read to its end. */
+/* A promotion puts the copy in the place of a descriptor's file. From then on, the library does
+ * not see the descriptor's reads. If at least 1 / PART of the file was read by then, the library
+ * reports the file as read to its end. */
 #define PART 8
 #define STREAMS 64
 
@@ -15,8 +16,8 @@
  * files share a slot, a read of one resets the count of the other. */
 static uint64_t progress[PLACES] SELDOM;
 
-/* The streams that are open and read copies. If two streams share a slot, the later stream replaces
- * the earlier stream. */
+/* The open streams that read copies. If two streams share a slot, the later stream replaces the
+ * earlier stream. */
 static struct stream {
     const FILE *stream; /* atomic */
     struct session *session;
@@ -114,8 +115,8 @@ void monarch_progress_end(const FILE *stream, int fd) {
     }
 }
 
-/* If `s` has no `clients`, the bytes are not counted. That is the case for descriptors of an
- * earlier daemon's session, for which monarch_session_at returns monarch_waiting. */
+/* For a descriptor of an earlier daemon's session, `s` is monarch_waiting, which has no `clients`.
+ * The bytes are then not counted. */
 void monarch_count_source(struct session *s, uint64_t n_bytes) {
     if (!s->clients)
         return;
@@ -128,17 +129,16 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
 /* Longest duration [ns] that is recorded for an open or a read. A call that takes longer has
  * probably hung, and says little about the duration of the next call. */
 #define MOST_NS 1000000000ULL
-/* Limit for the page cache [ns]. An open, or a read of a small file, is assumed to be served from
- * the page cache if it takes less time than this. */
+/* If an open, or a read of a small file, takes less time than this [ns], it is assumed to be
+ * served from the page cache. */
 #define AT_HAND_NS 20000
-/* Limits for a local disk [ns]. There, an open takes less than OPEN_NEAR_NS, and a read of a small
- * file takes less than READ_NEAR_NS. If the file system asks a server at each open, an open takes
- * longer than OPEN_NEAR_NS. */
+/* Limits for a local disk [ns]. On such a disk, an open takes less than OPEN_NEAR_NS, and a read
+ * of a small file takes less than READ_NEAR_NS. An open that asks a server takes longer. */
 #define OPEN_NEAR_NS 100000
 #define READ_NEAR_NS 300000
 /* In each thread, one in FOLLOWED calls of monarch_source_is_at_hand and monarch_source_is_near
- * returns 0, even if the sources are fast. The library measures the duration of the reads after
- * such a call, so the statistics stay up to date. */
+ * returns 0 even if the sources are fast. After a result of 0, the library measures the file's
+ * reads. So the statistics stay up to date. */
 #define FOLLOWED 256
 /* The fields at_hand and near of struct taken are fractions of the recent calls, in units of 1 /
  * SHARE_ALL. */
@@ -149,12 +149,12 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
  * WEIGHT. */
 #define WEIGHT 8
 
-/* Statistics of this process's own opens and reads at the sources. mean_ns: the mean duration of a
- * call. at_hand: the fraction of the calls that took less time than the limit for the page cache.
- * near: the fraction of the calls that took less time than the limit for a local disk. A call's
- * duration includes its waits for a processor, so the mean may be too large. If two threads store a
- * value at the same time, one of the two values is lost. Children of a fork inherit the
- * statistics. */
+/* Statistics of this process's own opens and reads at the sources. A call's duration includes its
+ * waits for a processor, so the mean may be too large. If two threads store a value at the same
+ * time, one of the two values is lost. Children of a fork inherit the statistics.
+ * mean_ns : mean duration of a call
+ * at_hand : fraction of the calls that took less time than the limit for the page cache
+ * near : fraction of the calls that took less time than the limit for a local disk */
 static struct taken {
     uint64_t mean_ns;
     uint32_t at_hand, near;
@@ -169,8 +169,8 @@ static void note_share(uint32_t *share, int is_sooner) {
         __atomic_store_n(share, now, __ATOMIC_RELAXED);
 }
 
-/* While the mean and the new duration are both below AT_HAND_NS, the mean is not updated. Its exact
- * value is not needed then, because no open waits for a copy while the sources are so fast. */
+/* While the mean and the new duration are both below AT_HAND_NS, does not update the mean. With
+ * such fast sources, no open waits for a copy, so the exact mean is not needed. */
 static void note_mean(uint64_t *mean_ns, uint64_t took_ns) {
     uint64_t old = __atomic_load_n(mean_ns, __ATOMIC_RELAXED);
     uint64_t now = old ? old - old / WEIGHT + took_ns / WEIGHT : took_ns;
@@ -197,10 +197,10 @@ static int are_most(const uint32_t *of_opens, const uint32_t *of_reads) {
            __atomic_load_n(of_reads, __ATOMIC_RELAXED) > SHARE_ALL / 2;
 }
 
-/* Returns whether monarch_source_is_at_hand or monarch_source_is_near must return 0 now, so that
- * the duration of the next reads is measured. The result is 1 for one in FOLLOWED calls of a
- * thread. Each thread begins to count its calls at a different number. Otherwise, if a program made
- * a new thread for each file, the result would be the same for all files. */
+/* Returns 1 if monarch_source_is_at_hand or monarch_source_is_near must return 0 now, so that the
+ * next reads are measured. That is the case in one of FOLLOWED calls of a thread. Each thread
+ * starts its count at another number. Otherwise, all files would get the same result in a program
+ * that makes a new thread for each file. */
 static int is_to_be_timed(void) {
     static uint32_t threads SELDOM;
     static __thread uint32_t checks;

@@ -7,10 +7,9 @@
 #include "preload/session/session.h"
 #include "shared/path.h"
 
-/* The configuration's `fill_after` delays the fill of a file until a program has requested a
- * certain fraction of the file. So each slot here counts how many KiB of one file this process has
- * requested. A slot's value is (number of the entry) << 32 | KiB. If two files share a slot, a read
- * of one file resets the count of the other file. */
+/* With the option `fill_after`, a file is filled only after a program has requested a certain
+ * fraction of the file. Each slot counts how many KiB of one file this process has requested:
+ * entry << 32 | KiB. If two files share a slot, a read of one resets the count of the other. */
 static uint64_t asked[1024] SELDOM;
 
 static int is_enough(const struct session *s, const struct monarch_entry *e, uint64_t id,
@@ -36,10 +35,10 @@ int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint6
     return 1;
 }
 
-/* Sends the path that the kernel reports for `fd`. Links and dots are resolved in this path. The
- * daemon checks each path at the source, and a path that leads to no file would burden the source
- * for nothing. So the path is sent only after the file was opened. The function must not be
- * inlined, because its buffer takes much of the stack, and few opens need the buffer. */
+/* Sends the path that the kernel reports for `fd`, in which links and dots are resolved. The
+ * daemon checks each path at the source. An open file has a valid path, so the check does not
+ * burden the source in vain. Must not be inlined, because the buffer takes much of the stack, and
+ * few opens need it. */
 __attribute__((noinline)) void monarch_tell_unknown(struct session *s, int fd, int is_part) {
     char path[MONARCH_PATH_MAX];
     const char *rel;

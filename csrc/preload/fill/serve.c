@@ -51,9 +51,8 @@ static void count(struct session *s, int from_copy, uint64_t size, int missed) {
     count_rank(s, size, missed);
 }
 
-/* Tells the daemon that a file was opened. This only sets a bit, which the daemon later reads and
- * clears. The daemon is not woken. Until the bit is cleared, further opens of the file have no
- * effect. */
+/* Tells the daemon that a file was opened. This only sets a bit, which the daemon reads and clears
+ * later. The daemon is not woken. */
 static void tell_opened(struct session *s, uint64_t id) {
     if (__builtin_expect(!__atomic_load_n(&s->control->follow_opens, __ATOMIC_RELAXED), 1) ||
         id >= MONARCH_MAX_FILES)
@@ -76,33 +75,32 @@ static void count_wait(struct session *s, uint64_t took_ns) {
     __atomic_fetch_add(&n->source_open_ns, took_ns, __ATOMIC_RELAXED);
 }
 
-/* Returns whether the file is small and its source is as fast as the page cache. For such a file, a
- * claim or the tracking of its descriptor would take longer than the read. So the library neither
- * claims the file nor tracks its descriptor, and assumes that the program reads the whole file. */
+/* Returns whether the file is small and its source is as fast as the page cache. If so, the
+ * library neither claims the file nor tracks its descriptor, because a claim or the tracking would
+ * take longer than the read. Instead, the library assumes that the program reads the whole file. */
 static int is_left_alone(const struct session *s, const struct monarch_entry *e) {
     return e->size <= MONARCH_UNIT && !s->control->fill_after && monarch_source_is_at_hand();
 }
 
 /* To examine an opened file that has no entry, the library calls `fstat` and sends the daemon a
- * message. If the sources are as fast as the page cache, this takes about a tenth of the time in
- * which a program opens, reads and closes a small file. If a scan will find all files, the daemon
- * does not need the messages. This process then examines only one in LOOKED of these opens. For the
- * statistics, every file that is not examined counts as being as large as the last examined
- * file. */
+ * message. This takes about a tenth of the time in which a program opens, reads and closes a small
+ * file from the page cache. If a scan will find all files, the daemon does not need the messages.
+ * So if the sources are as fast as the page cache, and a scan will find all files, this process
+ * examines only one in LOOKED of these opens. In the statistics, each of the other files counts as
+ * being as large as the last examined file. */
 #define LOOKED 16
 
-/* Returns whether to examine this open of a file without an entry. The choice depends on a hash of
- * a counter of opens, so the examined opens are unevenly spaced. If every LOOKED-th open were
- * examined, and a program opened images and labels alternately, only files of one kind would be
- * examined. */
+/* Returns whether to examine this open of a file without an entry. A hash of a counter chooses one
+ * in LOOKED opens, at uneven distances. Otherwise, if a program opened images and labels
+ * alternately, only files of one kind would be examined. */
 static int is_looked_at(void) {
     static __thread uint32_t opens;
     return opens++ * 0x9E3779B9U < UINT32_MAX / LOOKED;
 }
 
-/* Counts an open of a file that has no entry. If the program will read the file directly
- * (handover.h), starts to track the descriptor. Otherwise reports the file to the daemon. An open
- * that is not to be examined (is_looked_at) is only counted. */
+/* Counts an open of a file that has no entry. If the open is not to be examined (is_looked_at),
+ * does nothing else. If the program will read the file directly (handover.h), starts to track the
+ * descriptor. Otherwise reports the file to the daemon. */
 static void opened_unmet(struct session *s, int flags, int fd) {
     static uint64_t last_size SELDOM;
     struct stat st;
@@ -161,9 +159,9 @@ void monarch_not_opened(struct session *s, const struct monarch_opening *o) {
     errno = old_errno;
 }
 
-/* Returns whether the copy may be used. With `metadata: source` in the configuration, each open
- * first asks the source whether the file is still the version that was copied. If it is not, this
- * function records the file as changed, for all processes, and returns 0. */
+/* Returns whether the copy may be used. With `metadata: source` in the configuration, first asks
+ * the source whether the file is still the version that was copied. If it is not, records the file
+ * as changed, for all processes, and returns 0. */
 static int is_as_known(struct session *s, const struct monarch_entry *e, int dir, const char *path,
                        int flags) {
     uint64_t dev = s->control->source[e->source].dev;
@@ -211,9 +209,9 @@ void monarch_look_up(struct session *s, int dir, const char *path, int flags,
         monarch_end_look_up(s, &a, dir, path, flags, o);
 }
 
-/* Call this after an entry was found by its file's inode number and its word was read. Returns
- * whether the entry may describe another file by now. If not, the word belongs to the file that was
- * searched for. version: the entry's version when the entry was found. */
+/* Call this for an entry that was found by its file's inode number, after reading its word.
+ * Returns whether the entry may describe another file by now. If not, the word belongs to the file
+ * that was searched for. version: the entry's version when the entry was found. */
 static int is_anothers(const struct monarch_entry *e, uint32_t version) {
     return version & 1 || __atomic_load_n(&e->version, __ATOMIC_ACQUIRE) != version;
 }
@@ -231,17 +229,17 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
         return;
     o->id = id;
     o->entry = e;
-    /* Only a file's owner may use O_NOATIME. The caller owns every copy. But if the caller does not
-     * own this file, an open with O_NOATIME must fail, and an open of the copy would succeed. */
+    /* Only a file's owner may use O_NOATIME. If the caller does not own the file, its open with
+     * O_NOATIME must fail. But the caller owns every copy, so an open of the copy would succeed. */
     if ((flags & O_NOATIME) && e->uid != (uid_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0))
         return;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT && !monarch_is_off(s) &&
         !monarch_entry_is_changed(s, e) && is_as_known(s, e, dir, path, flags)) {
-        /* Usually, monarch_begin_look_up has already written the path of this copy. If it has not
-         * guessed the copy, or has guessed another copy, the path is written now. If the copy is
-         * dropped before the caller opens it, the open fails, because the number of a copy is never
-         * reused. The caller then opens the source. */
+        /* Usually, monarch_begin_look_up has guessed this copy and has already written its path.
+         * Otherwise, the path is written now. If the copy is dropped before the caller opens it,
+         * the open fails, because the number of a copy is never reused. The caller then opens the
+         * source. */
         if (!o->word || (word ^ o->word) >> 8)
             monarch_copy_path(s, word, o->copy);
         o->word = word;

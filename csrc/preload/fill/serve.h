@@ -17,8 +17,8 @@ struct monarch_opening {
     uint64_t word;    /* if served is 1: the entry's word, which names the copy */
     int waited;       /* 1: the open had to wait for the copy */
     /* 1: the path does not begin with the name of a source, but may lead into a source through a
-     * link (is_new in struct monarch_aim). The caller must then call monarch_opened_elsewhere after
-     * the open. */
+     * link (is_new in struct monarch_aim). After the open, the caller must call
+     * monarch_opened_elsewhere. */
     int is_new;
     /* 1: the file is claimed: the program itself reads the source's file, and the daemon makes the
      * copy afterwards (handover.h) */
@@ -29,15 +29,15 @@ struct monarch_opening {
 };
 
 /* Looks up a path for an open or a similar call, and stores the result in *out. If the file has no
- * copy, there are two cases. If the program should read the file directly (handover.h), claims the
- * file and sets out->claimed to 1. Otherwise asks the daemon to fill the file. */
+ * copy, does one of two things. If the program should read the file directly (handover.h), claims
+ * the file and sets out->claimed to 1. Otherwise asks the daemon to fill the file. */
 void monarch_look_up(struct session *s, int dir, const char *path, int flags,
                      struct monarch_opening *out);
-/* The next two functions are the two steps of monarch_look_up. The first step returns 0 if there is
- * nothing to look up. Otherwise, the first step may guess the copy: if it sets out->word to a value
- * other than 0, out->copy is the path of the guessed copy. The caller can open the guessed copy
- * before the second step, so that the kernel's work overlaps with the cache misses of the look-up.
- * The guess was right if the second step sets out->served to 1 and out->word still names the
+/* The next two functions are the two steps of monarch_look_up. The first step returns 0 if there
+ * is nothing to look up. Otherwise, it may guess the copy: if it sets out->word to a value other
+ * than 0, out->copy is the path of the guessed copy. The caller can open the guessed copy before
+ * the second step, so that the kernel's work overlaps with the cache misses of the look-up. The
+ * guess was right if, after the second step, out->served is 1 and out->word still names the
  * guessed copy. */
 int monarch_begin_look_up(struct session *s, int dir, const char *path, int flags,
                           struct monarch_aim *a, struct monarch_opening *out);
@@ -48,10 +48,10 @@ static inline int monarch_is_plain(int flags) {
     return !(flags & ~(O_CLOEXEC | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK | O_LARGEFILE));
 }
 
-/* Returns the flags with which the library opens a copy when the program opens the file with
- * `flags`. Adds O_NOFOLLOW, so that the open does not follow a link in the place of the copy. If
- * the program itself has passed O_NOFOLLOW, adds O_DSYNC to record that. O_DSYNC cannot come from
- * the program, because a program's own open with O_DSYNC never gets a copy. */
+/* Returns the flags with which the library opens a copy if the program has passed `flags`. Adds
+ * O_NOFOLLOW, so that the open does not follow a link in the place of the copy. If the program
+ * itself has passed O_NOFOLLOW, also adds O_DSYNC to record that. The program's own O_DSYNC cannot
+ * be mixed up with this, because an open with O_DSYNC never gets a copy. */
 static inline int monarch_copy_flags(int flags) {
     return flags | O_NOFOLLOW | (__builtin_expect(flags & O_NOFOLLOW, 0) ? O_DSYNC : 0);
 }
@@ -61,18 +61,18 @@ static inline int monarch_flags_of_copy(int flags) {
     return flags & ~(flags & O_DSYNC ? O_DSYNC : O_NOFOLLOW);
 }
 
-/* Call this after an open at the source, if the open succeeded. flags: the flags of the open.
- * took_ns: the duration of the open. fd: the result of the open. */
+/* Call this after a successful open at the source. flags: the flags of the open. took_ns: the
+ * duration of the open. fd: the result of the open. */
 void monarch_opened_source(struct session *s, const struct monarch_opening *o, int flags,
                            uint64_t took_ns, int fd);
-/* Call this after an open at the source has failed. If the file was claimed, this function ends the
- * claim and asks the daemon to fill the file. If the file was removed or replaced, this fill fails
- * too, and the daemon thereby learns of the change. */
+/* Call this after an open at the source has failed. If the file was claimed, ends the claim and
+ * asks the daemon to fill the file. If the file was removed or replaced, the fill fails too, so
+ * the daemon learns of the change. */
 void monarch_not_opened(struct session *s, const struct monarch_opening *o);
 void monarch_opened_copy(struct session *s, const struct monarch_opening *o);
 
-/* Call this if the look-up of a path has found no source, after the path was opened. fd: the result
- * of the open. Returns whether the path leads to a file of a source through a link. */
+/* Call this after an open of a path whose look-up has found no source. Returns whether the path
+ * leads to a file of a source through a link. fd: the result of the open. */
 static inline int monarch_opened_elsewhere(struct session *s, const struct monarch_opening *o,
                                            const char *path, int fd) {
     return __builtin_expect(o->is_new, 0) && monarch_learn_open(s, path, fd);

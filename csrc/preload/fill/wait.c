@@ -9,28 +9,27 @@
 #define AHEAD 8
 /* Maximum number of slots in which a reader tries to place one demand. */
 #define TRIES 32
-/* Interval [ns] at which a waiting reader checks whether the daemon has made progress. Each filled
- * unit counts as progress. If a check finds no progress, the reader rings the daemon. The daemon's
- * loop then increments its heartbeat, which also counts as progress. */
+/* Interval [ns] at which a waiting reader checks whether the daemon has made progress. A filled
+ * unit counts as progress. If a check finds no progress, the reader rings the daemon. A running
+ * daemon then increments its heartbeat, which also counts as progress. */
 #define SLICE_NS 50000000L
 /* If the daemon makes no progress for this time [ns], readers stop waiting for it. On a busy
- * machine, even a working daemon may get no processor for several tenths of a second. SILENCE_NS is
- * longer than that; otherwise, readers would needlessly open hundreds of files at the source.
- * SILENCE_NS is shorter than WHOLE_NS, so that readers notice a stopped daemon before a wait for a
- * whole file ends. Tests set a longer time. */
+ * machine, even a working daemon may get no processor for several tenths of a second. SILENCE_NS
+ * must be longer than that; otherwise, readers would needlessly open hundreds of files at the
+ * source. It must be shorter than WHOLE_NS, so that a wait for a whole file notices a stopped
+ * daemon. Tests set a longer time. */
 #ifndef SILENCE_NS
 #define SILENCE_NS 750000000ULL
 #endif
-/* Longest wait [ns] for a daemon that makes progress. The limit is high because a slow source may
- * be the cause of the wait. In that case, the reader would not get the bytes sooner from the
- * source. */
+/* Longest wait [ns] for a daemon that makes progress. If a slow source is the cause of the wait,
+ * the reader itself would not get the bytes sooner from the source. So the limit is high. */
 #ifndef PATIENCE_NS /* tests set another time */
 #define PATIENCE_NS 5000000000ULL
 #endif
 /* Debts limit how often readers wait in vain. Each wait that times out adds DEBT_NS [ns] to the
- * debt of the file and to the debt of the process. While one of these debts is too large, reads go
- * to the source without a wait. Every second, each debt shrinks by one second, so readers later
- * wait again. */
+ * debt of the file and to the debt of the process. While one of these two debts is too large,
+ * reads go to the source without a wait. Each debt shrinks by one second every second, so readers
+ * later wait again. */
 #ifndef DEBT_NS
 #define DEBT_NS 60000000000ULL
 #endif
@@ -46,19 +45,19 @@
 #define WASTE_NS 60000000000ULL
 #endif
 #define WASTE_SHARE 20
-/* Largest value of waste_debt [ns]. A wait that times out adds WASTE_SHARE times its duration to
- * waste_debt. Like the other debts, waste_debt shrinks by one second every second. */
+/* Largest value of waste_debt [ns]. A wait that times out adds WASTE_SHARE times its duration.
+ * Like the other debts, waste_debt shrinks by one second every second. */
 #define WASTE_LIMIT (WASTE_NS * WASTE_SHARE)
 
 /* Default limit [ns] for a caller that waits for the complete copy. */
 #define WHOLE_NS 1000000000ULL
-/* If more bytes of the copy than this are missing, a caller that needs the complete copy does not
- * wait. */
+/* A caller that needs the complete copy does not wait if more bytes of the copy than this are
+ * missing. */
 #ifndef WHOLE_BYTES /* some tests define a smaller number, so that mappings do not wait */
 #define WHOLE_BYTES (64ULL << 20)
 #endif
-/* After all bytes of a copy are filled, a caller waits at most this long [ns] until the daemon
- * publishes the copy. This wait is part of WHOLE_NS: it also ends when WHOLE_NS is over. */
+/* After all bytes of a copy are filled, a caller with the limit WHOLE_NS waits at most this long
+ * [ns] until the daemon publishes the copy. The limit WHOLE_NS still applies to the whole wait. */
 #define WORD_NS 200000000ULL
 
 /* The debts. Each debt is stored as the time of CLOCK_MONOTONIC at which it will have shrunk to 0.
@@ -72,7 +71,7 @@ static const struct monarch_fills *fills_of(const struct session *s) {
     return __atomic_load_n(&s->fills, __ATOMIC_ACQUIRE);
 }
 
-/* Returns the sum of the daemon's progress counters. Also sets the highest bit, so that the result
+/* Returns the sum of the daemon's progress counters, with the highest bit set, so that the result
  * is never 0. The caller must have mapped `fills`. */
 static uint64_t signs_of_life(const struct session *s) {
     return (__atomic_load_n(&s->control->heartbeat, __ATOMIC_RELAXED) +
@@ -80,9 +79,9 @@ static uint64_t signs_of_life(const struct session *s) {
            1ULL << 63;
 }
 
-/* Returns the current size of a debt [ns]. A debt never exceeds `limit`. If the stored time implies
- * a larger debt, the process was forked into another time namespace, in which the clock shows
- * another time. The result is then 0. */
+/* Returns the current size of a debt [ns]. If the stored time implies a debt larger than `limit`,
+ * returns 0. In that case, the process was forked into another time namespace, whose clock shows
+ * another time. */
 static uint64_t owed(const uint64_t *what, uint64_t limit, uint64_t now) {
     uint64_t paid_off = __atomic_load_n(what, __ATOMIC_RELAXED);
     return paid_off > now && paid_off - now <= limit ? paid_off - now : 0;
@@ -114,10 +113,10 @@ static int may_wait(const struct monarch_wanted *w) {
            owed(&waste_debt, WASTE_LIMIT, now) <= WASTE_LIMIT - PATIENCE_NS * WASTE_SHARE;
 }
 
-/* Increases the debts after a wait that has timed out. If the caller has set a limit, only
- * waste_debt increases: the caller needs the complete copy, and the daemon may be too slow for
- * that, but fast enough for reads of single parts. If the caller has waited in order not to open
- * the source (is_instead), no debt increases, because open_wait.c itself limits such waits. */
+/* Increases the debts after a wait that has timed out. If the caller has set a limit, it needs the
+ * complete copy. The daemon may be too slow for that, but fast enough for reads of single parts,
+ * so only waste_debt increases. If the caller has waited in order not to open the source
+ * (is_instead), no debt increases, because open_wait.c itself limits such waits. */
 static void note_timeout(const struct monarch_wanted *w) {
     uint64_t now = monarch_now_ns();
     if (w->is_instead)
@@ -141,8 +140,8 @@ int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word) {
         for (uint64_t unit = w->at / unit_bytes;
              end < w->at + w->n && monarch_unit_is_done(f, unit); unit++)
             end = (unit + 1) * unit_bytes;
-    /* While this function was reading the bits, the daemon may have assigned the slot to another
-     * copy. The bits are valid only if the slot still belongs to the copy that `word` names. */
+    /* While the bits were read, the daemon may have assigned the slot to another copy. The bits
+     * are valid only if the slot still belongs to the copy that `word` names. */
     if (__atomic_load_n(&fills->word[slot], __ATOMIC_ACQUIRE) != word)
         return 0;
     if (!unit_bytes || failed)
@@ -166,10 +165,9 @@ static uint64_t *place(const struct monarch_wanted *w, uint64_t unit, uint64_t *
 }
 
 /* Returns whether a demand for the file may concern the daemon's threads of this origin. The
- * threads of one origin fill files from the source; the threads of the other origin fill files from
- * other nodes. The flags of the entry show from which origin this node fills the file. If neither
- * flag is set, the origin is not decided yet, so the demand may concern all threads. While the file
- * is being filled, the demand may concern all threads too. */
+ * threads of one origin fill files from the source; those of the other origin fill files from
+ * other nodes. The entry's flags show from which origin this node fills the file. If neither flag
+ * is set (not decided yet), or if the file is being filled, the demand may concern all threads. */
 static int may_act(const struct monarch_wanted *w, enum monarch_origin origin) {
     unsigned home = w->entry->flags & (MONARCH_OWN | MONARCH_OF_OTHERS);
     unsigned of_origin = origin == MONARCH_FROM_PEER ? MONARCH_OF_OTHERS : MONARCH_OWN;
@@ -177,8 +175,8 @@ static int may_act(const struct monarch_wanted *w, enum monarch_origin origin) {
 }
 
 /* Rings the bell of the threads that the demand may concern. If none of these threads sleeps, also
- * rings the bell of the other threads, because any thread can order the fill. Otherwise, the demand
- * would wake nobody if the daemon had no thread of the file's origin. */
+ * rings the bell of the other threads, because any thread can start the fill. Without this second
+ * ring, the demand would wake nobody if the daemon had no thread of the file's origin. */
 static void ring_engine(const struct monarch_wanted *w) {
     uint32_t sleeping = 0;
     for (int others = 0; others < 2 && !sleeping; others++)
@@ -194,8 +192,8 @@ static void ring_engine(const struct monarch_wanted *w) {
         }
 }
 
-/* Returns whether the reader can stop waiting: wanted bytes can be read, the copy is complete, the
- * fill has failed, or the state BYPASS says that no copy will be made. */
+/* Returns whether the reader can stop waiting. That is the case if wanted bytes can be read, the
+ * copy is complete, the fill has failed, or no copy will be made (BYPASS). */
 static int is_settled(const struct monarch_wanted *w) {
     uint64_t word = monarch_word_of(w);
     if (MONARCH_WORD_STATE(word) == MONARCH_FILLING)
@@ -204,16 +202,17 @@ static int is_settled(const struct monarch_wanted *w) {
            MONARCH_WORD_STATE(word) == MONARCH_BYPASS;
 }
 
-/* Waits until the daemon answers the demand. To answer it, the daemon stores 0 in the demand's slot
- * `at`, and wakes the reader. Returns 0 after a timeout. */
+/* Waits until the daemon answers the demand. To answer it, the daemon stores 0 in the demand's
+ * slot `at`, and wakes the reader. The wait also ends if is_settled returns 1. Returns 0 after a
+ * timeout, otherwise 1. */
 static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
     uint64_t start = monarch_now_ns(), now = start, alive_ns = start,
              signs = signs_of_life(w->session);
     uint64_t patience_ns = w->limit_ns ? w->limit_ns : PATIENCE_NS;
     int timed_out = w->since_ns && start - w->since_ns > patience_ns;
-    /* The daemon may answer the demand before the bytes can be read. The reader then calls this
-     * function again. The limit applies to all these waits together, so it counts from w->since_ns,
-     * the start of the first wait. */
+    /* If the daemon answers the demand before the bytes can be read, the reader calls this
+     * function again. The limit applies to all these waits together. So it counts from
+     * w->since_ns, the start of the first wait. */
     if (!w->since_ns)
         w->since_ns = start;
     while (!timed_out && __atomic_load_n(at, __ATOMIC_ACQUIRE) == demand && !is_settled(w)) {
@@ -280,16 +279,16 @@ static int wait_for_word(const struct monarch_wanted *w, uint64_t limit_ns) {
     return 0;
 }
 
-/* Returns how long [ns] the caller may wait until the daemon publishes the copy: what is left of
- * w->limit_ns. The result is at most WORD_NS, unless w->limit_ns is below WHOLE_NS. */
+/* Returns how long [ns] the caller may wait until the daemon publishes the copy: the rest of
+ * w->limit_ns. If w->limit_ns is at least WHOLE_NS, the result is at most WORD_NS. */
 static uint64_t left_for_word(const struct monarch_wanted *w) {
     uint64_t waited = monarch_now_ns() - w->since_ns;
     uint64_t left = waited < w->limit_ns ? w->limit_ns - waited : 0;
     return left < WORD_NS || w->limit_ns < WHOLE_NS ? left : WORD_NS;
 }
 
-/* Returns how many bytes of the copy are not filled yet. If this process does not find the copy's
- * slot in `fills`, returns the size of the whole file. */
+/* Returns how many bytes of the copy are not filled yet. If the copy has no slot in `fills`,
+ * returns the size of the whole file. */
 static uint64_t missing(const struct monarch_wanted *w, uint64_t word) {
     const struct monarch_fills *fills = fills_of(w->session);
     int slot = MONARCH_WORD_STATE(word) == MONARCH_FILLING ? monarch_fill_slot(fills, word) : -1;

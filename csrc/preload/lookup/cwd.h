@@ -11,14 +11,14 @@
 #include "shared/path.h"
 
 /* Where the working directory lies. FAR: neither below nor above any source, so a relative path
- * needs no getcwd. NEAR: below or above a source, so each relative path needs a getcwd. If NEAR is
- * outdated, the calls of getcwd cost time, but do no harm. The two lowest bits of monarch_cwd_is
- * contain one of these values. The other bits count changes of the working directory. */
+ * needs no getcwd. NEAR: below or above a source, so each relative path needs a getcwd. An
+ * outdated NEAR costs time, but does no harm. The two lowest bits of monarch_cwd_is contain one of
+ * these values. The other bits count changes of the working directory. */
 enum { MONARCH_CWD_UNKNOWN, MONARCH_CWD_FAR, MONARCH_CWD_NEAR };
 
 /* Returns whether the path has no `..` and is relative to a working directory that is far from
- * every source. Such a path leads into a source only if one of its components is a link. The result
- * is 1 for nearly all relative paths that programs use. */
+ * every source. Such a path leads into a source only if one of its components is a link. Nearly
+ * all relative paths of programs are of this kind. */
 static inline int monarch_is_far(int dir, const char *path) {
     return path[0] != '/' && dir == AT_FDCWD &&
            (__atomic_load_n(&monarch_cwd_is, __ATOMIC_ACQUIRE) & 3) == MONARCH_CWD_FAR &&

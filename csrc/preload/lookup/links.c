@@ -10,15 +10,15 @@
 #include "shared/sys.h"
 #include "shared/xxh3.h"
 
-/* Each entry of the table stores where one directory leads. The table works like a set-associative
- * cache: it consists of SETS sets of WAYS entries, and a directory's key selects its set. If the
- * set is full, a new entry replaces an old entry. If the directory of the old entry is used again,
- * the library must find out again where this directory leads. */
+/* The table stores where directories lead. It consists of SETS sets of WAYS entries, and a
+ * directory's key selects its set. In a full set, a new entry replaces an old entry. If the
+ * directory of the old entry is used again, the library must find out again where this directory
+ * leads. */
 #define SETS 1024
 #define WAYS 4
-/* A directory that has led to no source may later get a link into a source. So the library checks
- * one of every LOOK_AGAIN files that are opened in such directories: it calls fstat to find out
- * whether the file is in a source. */
+/* A directory that has led to no source may later get a link into a source. So one in LOOK_AGAIN
+ * files that are opened in such directories is checked: a call of fstat shows whether the file is
+ * in a source. */
 #define LOOK_AGAIN 64
 #ifndef STATX_MNT_ID
 #define STATX_MNT_ID 0x1000U /* since Linux 5.8 */
@@ -26,9 +26,9 @@
 
 uint32_t monarch_links_met;
 
-/* The entries of the table. Each entry is atomic. From the highest bit on, an entry consists of the
- * upper 50 bits of the directory's key, the length of the prefix (12 bits; struct monarch_hint),
- * and the enum monarch_lead (2 bits). A free entry is 0. */
+/* The entries of the table. Each entry is atomic. It consists of the upper 50 bits of the
+ * directory's key, the length of the prefix (12 bits; struct monarch_hint), and the enum
+ * monarch_lead (the 2 lowest bits). A free entry is 0. */
 static uint64_t table[SETS][WAYS] SELDOM;
 #define TAG(word) ((word) >> 14)
 #define PREFIX(word) ((size_t)(word) >> 2 & 0xFFF)
@@ -54,10 +54,10 @@ static uint64_t find(uint64_t key) {
     return 0;
 }
 
-/* Searches the set that the key selects. Returns the entry that has the key. If there is no such
- * entry, returns a free entry. If no entry is free, returns the entry that the caller must replace.
- * Entries with MONARCH_LEAD_ELSEWHERE are replaced first, because the library can make such an
- * entry again at little cost. */
+/* Returns the place for an entry with this key: the entry that already has the key, otherwise a
+ * free entry, otherwise the entry that the caller must replace. Entries with
+ * MONARCH_LEAD_ELSEWHERE are replaced first, because the library can make such an entry again at
+ * little cost. */
 static uint64_t *place_for(uint64_t key) {
     uint64_t *set = table[key % SETS], *best = &set[key / SETS % WAYS];
     for (int i = 0; i < WAYS; i++) {
@@ -92,10 +92,9 @@ static size_t directory_length(const char *path, size_t n) {
     return slash ? (size_t)(slash - path) : 0;
 }
 
-/* Searches the directories above the path's directory for a directory that is known to lead into a
- * source. If there is one, returns its entry in the table, and records in the table that the path's
- * directory leads into the source too. Otherwise returns 0. directory: length of the path's
- * directory. */
+/* If a directory above the path's directory is known to lead into a source, returns its entry in
+ * the table. In that case, the path's directory leads into the source too, and this function
+ * records that in the table. Otherwise returns 0. directory: length of the path's directory. */
 static uint64_t inherit(const char *path, size_t directory) {
     uint64_t key = key_of(path, directory);
     for (size_t i = 1; i < directory; i++) {
@@ -108,10 +107,10 @@ static uint64_t inherit(const char *path, size_t directory) {
     return 0;
 }
 
-/* Returns the table's entry for the path itself, if the path is a link to a directory of a source.
- * Otherwise returns the entry of the path's directory. If there is none, returns the entry of a
- * directory above that leads into a source. Returns 0 if there is none either. word: the entry of
- * the path's directory, which the caller has already looked up, or 0. */
+/* Returns the first of three entries that exists, or 0. The first is the path's own entry, if the
+ * path is a link to a directory of a source. The second is `word`, the entry of the path's
+ * directory; 0 if there is none. The third is the entry of a directory above that leads into a
+ * source. */
 __attribute__((noinline)) static uint64_t look_around(const char *path, size_t n, size_t directory,
                                                       uint64_t word) {
     uint64_t own = find(key_of(path, n));
@@ -145,8 +144,8 @@ static int64_t entry_of(const struct session *s, const struct monarch_catalog *c
     return -1;
 }
 
-/* Stores in *x the identity of the directory to which `path` leads. Returns 0 if `path` leads to no
- * directory. If the kernel has cached the attributes, the source's server is not asked. */
+/* Stores in *x the identity of the directory to which `path` leads. Returns 0 if `path` leads to
+ * no directory. The source's server is not asked if the kernel has cached the attributes. */
 static int look(const char *path, struct statx *x) {
     return sys6(SYS_statx, AT_FDCWD, (long)path, AT_STATX_DONT_SYNC,
                 STATX_TYPE | STATX_INO | STATX_MNT_ID, (long)x, 0) == 0 &&
@@ -154,9 +153,9 @@ static int look(const char *path, struct statx *x) {
 }
 
 /* Returns whether `a` and `b`, the results of two calls of `look`, describe the same directory
- * under the same mount. The mount matters: if a directory is mounted twice, different file systems
- * may be mounted below its two mount points. The mount's id is read by its position after the
- * device, because older headers do not name the id's field. */
+ * under the same mount. If a directory is mounted twice, different file systems may be mounted
+ * below its two mount points. Older headers do not name the field of the mount's id, so the id is
+ * read by its position after the device. */
 static int is_same_directory(const struct statx *a, const struct statx *b) {
     uint64_t mount_a, mount_b;
     memcpy(&mount_a, &a->stx_dev_minor + 1, sizeof mount_a);
@@ -167,10 +166,9 @@ static int is_same_directory(const struct statx *a, const struct statx *b) {
 }
 
 /* If the first `n` bytes of the path lead to a directory of a source, returns the catalog's entry
- * of this directory. Otherwise returns NULL. It is not enough that an entry has the directory's
- * inode number: the directory may have been moved since the scan, and another directory may now be
- * at the entry's path. So this function also checks that the entry's path leads to the same
- * directory. */
+ * of this directory. Otherwise returns NULL. Finds the entry by the directory's inode number.
+ * Since the scan, the directory may have been moved, and the entry's path may lead to another
+ * directory. So this function also checks that the entry's path leads to the same directory. */
 __attribute__((noinline)) static const struct monarch_entry *
 directory_at(const struct session *s, const struct monarch_catalog *c, const char *path, size_t n) {
     char name[MONARCH_PATH_MAX];
@@ -209,16 +207,16 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
     if (id >= 0) {
         const struct monarch_entry *e = &monarch_entries(c)[id];
         *version = __atomic_load_n(&e->version, __ATOMIC_ACQUIRE);
-        /* The daemon has made the copy of the file that it found below the source's path. So the
-         * entry is used only if the source's path leads to the same directory in this process as in
-         * the daemon. */
+        /* The daemon has made the copy of the file that it found below the source's path. In this
+         * process, this path may lead to another directory, for example in a container. In that
+         * case, the entry is not used. */
         return monarch_root_is_ours(s, e->source, 0) && monarch_is_as_scanned(s, e, &st)
                    ? id
                    : MONARCH_OUTSIDE;
     }
-    /* Each open in this directory costs an additional system call, because the table's hint says
-     * that the directory leads to files of a source. If most of its files are outside all sources,
-     * these calls are wasted. So about one in LOOK_AGAIN of the wasted calls removes the hint. */
+    /* The table's hint says that the directory leads to files of a source. So each open in this
+     * directory costs an additional system call, which is wasted for a file outside all sources.
+     * About one in LOOK_AGAIN of the wasted calls removes the hint. */
     if (is_due())
         keep(key_of(path, directory_length(path, strlen(path))), MONARCH_LEAD_NEW, 0);
     return MONARCH_OUTSIDE;
@@ -226,18 +224,18 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
 
 /* --- learning --------------------------------------------------------------------------------- */
 
-/* Finds out where the first `n` bytes of the path lead, and stores the result in the table. `st`
- * describes the file to which the complete path leads. Returns whether the path leads into a
- * source. */
+/* Finds out where the first `n` bytes of the path lead, and stores the result in the table.
+ * Returns whether the path leads into a source. st: attributes of the file to which the complete
+ * path leads. */
 static int learn(struct session *s, const char *path, size_t n, const struct stat *st) {
     const struct monarch_catalog *c = monarch_catalog_of(s);
     uint64_t key = key_of(path, n);
     int is_near = monarch_source_on(s, st->st_dev, 0) >= 0;
     if (!c || !is_near || entry_of(s, c, st->st_dev, st->st_ino) < 0) {
         /* The catalog does not contain the file. So the table records that the directory leads to
-         * no source, with two exceptions. First, if the path leads to a directory: this directory
-         * may contain links into a source. Second, if the file is on a source's device and the
-         * first scan has not ended: the scan may still find the file (is_unmet). */
+         * no source, with two exceptions. If the path leads to a directory, this directory may
+         * contain links into a source. If the file is on a source's device, and the first scan has
+         * not ended, the scan may still find the file (is_unmet). */
         if (S_ISREG(st->st_mode) && (!is_near || s->control->scanned))
             keep(key, MONARCH_LEAD_ELSEWHERE, 0);
         return 0;
@@ -253,8 +251,8 @@ static int learn(struct session *s, const char *path, size_t n, const struct sta
     return S_ISREG(st->st_mode);
 }
 
-/* Returns whether the path that the kernel reports for `fd` is in a source. This is a separate
- * function, because its buffer takes much of the stack, and few opens need the buffer. */
+/* Returns whether the path that the kernel reports for `fd` is in a source. Must not be inlined:
+ * its buffer takes much of the stack, and few opens need it. */
 __attribute__((noinline)) static int is_named_in_source(struct session *s, int fd) {
     char path[MONARCH_PATH_MAX];
     const char *rel;
@@ -264,9 +262,9 @@ __attribute__((noinline)) static int is_named_in_source(struct session *s, int f
 }
 
 /* Call this for an opened file that is not in the catalog. Returns whether the file is in a source
- * and the first scan has not ended, so that the scan may still find the file. If the file is in no
- * source, the other files of its directory probably are in no source either. The table then records
- * that the directory leads to no source. */
+ * and the first scan may still find it. If the file is in no source, the other files of its
+ * directory probably are in no source either. Before the end of the first scan, this function then
+ * records in the table that the directory leads to no source. */
 static int is_unmet(struct session *s, const char *path, int fd, uint64_t dev) {
     uint64_t key = key_of(path, directory_length(path, strlen(path)));
     if (s->control->scanned || monarch_source_on(s, dev, 0) < 0)
@@ -286,9 +284,9 @@ int monarch_learn_open(struct session *s, const char *path, int fd) {
 }
 
 /* Returns whether the library should find out where the first `n` bytes of `path` lead. The result
- * is 0 in three cases. First, the table has an entry for these bytes, and the entry need not be
- * checked again. Second, the path begins with the name of a source. Third, the path is relative,
- * and may lead into a source even without a link (monarch_is_far). */
+ * is 0 in three cases: the table has an entry for these bytes that need not be checked again; the
+ * path begins with the name of a source; or the path is relative, and may lead into a source even
+ * without a link (monarch_is_far). */
 static int is_new(const struct session *s, const char *path, size_t n) {
     const char *rel;
     uint64_t word = find(key_of(path, n));

@@ -1,9 +1,9 @@
 /* Handles paths that lie outside every source but lead into a source through a link.
  *
- * Examples: ~/data -> /pfs/imagenet, or a directory full of links to single files. Each process has
- * a small table. The table stores which of the directories that the process has used lead into a
- * source. The table contains only hints: before the library serves a copy, it checks the hint by a
- * system call. So hints may be outdated or lost, and the table needs no lock. */
+ * Examples: ~/data -> /pfs/imagenet, or a directory full of links to single files. Each process
+ * has a small table, which stores where the directories lead that the process has used. The table
+ * contains only hints: before the library serves a copy, it checks the hint by a system call. So
+ * hints may be outdated or lost, and the table needs no lock. */
 #pragma once
 
 #include <sys/stat.h>
@@ -38,20 +38,20 @@ const struct monarch_entry *monarch_enter_directory(struct session *s,
                                                     const char *path, size_t prefix);
 /* Returns the number of the catalog's entry for the file to which `path` leads now. Returns
  * MONARCH_OUTSIDE if there is no such entry, or if the file has changed since the scan. Makes one
- * system call that accesses the source. Sets *version to the entry's version, which does not change
- * as long as the entry describes this file. */
+ * system call that accesses the source. Sets *version to the entry's version. As long as the entry
+ * has this version, it describes this file. */
 int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, int dir,
                            const char *path, int follow, uint32_t *version);
 
-/* Finds out where the path leads, stores the result in the table, and returns whether the path
- * leads to a file of a source. Call this if the look-up of the path has set is_new (struct
- * monarch_aim) to 1, after the path was opened. fd: the result of the open. If the result is 1,
- * look the path up again: the look-up now finds the file if the file is in the catalog. */
+/* Call this after an open of a path for which the look-up has set is_new (struct monarch_aim).
+ * Finds out where the path leads, and stores the result in the table. Returns whether the path
+ * leads to a file of a source. If so, look the path up again: the look-up now finds the file if
+ * the catalog contains it. fd: the result of the open. */
 int monarch_learn_open(struct session *s, const char *path, int fd);
 /* The next functions find out where a path leads, and store the result in the table. Call
- * monarch_learn_stat after a successful stat, and monarch_learn_listed after an opendir. If the
- * path leads to a file, monarch_learn_stat does nothing, because it would take too long: programs
- * call stat for many files. */
+ * monarch_learn_stat after a successful stat, and monarch_learn_listed after an opendir. For a
+ * path that leads to a file, monarch_learn_stat does nothing: programs call stat for many files,
+ * and this would take too long. */
 void monarch_learn_directory(const char *path, const struct stat *st);
 static inline void monarch_learn_stat(const char *path, const struct stat *st) {
     if (__builtin_expect(S_ISDIR(st->st_mode), 0))

@@ -8,13 +8,13 @@
 
 /* A look is a call of statx that checks at the source whether a directory has changed. If the
  * directory has not changed, the look is valid for a second (LOOK_HOLDS, in ticks of 2^TICK_BITS
- * ns). Each valid look is stored in a 64-bit word. The lowest TIME_BITS bits of the word are the
- * time of the look, in ticks. The other bits are the number of the directory's entry + 1. */
+ * ns). A valid look is stored in a 64-bit word: (number of the directory's entry + 1) << TIME_BITS
+ * | time of the look, in ticks. */
 #define TICK_BITS 20
 #define TIME_BITS 39
 #define LOOK_HOLDS (1000000000ULL >> TICK_BITS)
 
-/* If the daemon has made no comparison yet, or if `revalidate_ns` is 0, returns 0 and asks for no
+/* Before the daemon's first comparison, and if `revalidate_ns` is 0, returns 0 and asks for no
  * comparison. */
 int monarch_is_fresh(struct session *s) {
     uint64_t at = __atomic_load_n(&s->control->compared_ns, __ATOMIC_ACQUIRE);
@@ -49,11 +49,11 @@ static int is_time(const struct statx_timestamp *t, int64_t ns) {
     return monarch_time_ns(t->tv_sec, t->tv_nsec) == ns;
 }
 
-/* Returns whether the directory is unchanged since the daemon listed it. This function asks the
- * source's server (AT_STATX_FORCE_SYNC), because a plain stat may return attributes that the kernel
- * cached a minute ago. Without the library, the kernel would ask the server too: an NFS client does
- * so at each open of a directory, and FUSE at each listing. This is a separate function, so that
- * its large `struct statx` is on the stack only while it is needed. */
+/* Returns whether the directory is unchanged since the daemon listed it. Asks the source's server
+ * (AT_STATX_FORCE_SYNC), because the kernel may have cached the attributes a minute ago. Without
+ * the library, the kernel would ask the server too: an NFS client at each open of a directory,
+ * FUSE at each listing. Must not be inlined, so that the large `struct statx` is on the stack only
+ * while it is needed. */
 __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k, int dir,
                                                   const char *path) {
     struct statx now;
@@ -65,10 +65,9 @@ __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k,
         makedev(now.stx_dev_major, now.stx_dev_minor) == dev &&
         is_time(&now.stx_mtime, e->mtime_ns) && is_time(&now.stx_ctime, e->ctime_ns))
         return 1;
-    /* The directory has changed or is gone, so it is marked as changed. From then on, listings of
-     * the directory come from the source, and this function is not called for it. After an error
-     * other than ENOENT and ENOTDIR, the directory is not marked, because such an error may be
-     * temporary. */
+    /* The directory has changed or is gone, so it is marked as changed. From then on, its listings
+     * come from the source, and this function is not called for it. An error other than ENOENT and
+     * ENOTDIR may be temporary, so the directory is not marked. */
     if (r == 0 || r == -ENOENT || r == -ENOTDIR)
         monarch_mark_changed(k->session->clients, dev, e->ino);
     return 0;
@@ -104,10 +103,9 @@ uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const cha
     uint64_t listing = last_listing(k), now_ns = monarch_now_ns();
     if (!listing || look_holds(k, now_ns))
         return listing;
-    /* is_as_listed compares the directory's times with the times in the entry. It misses a change
-     * if the daemon has already stored the new times in the entry. But before the daemon stores new
-     * times, it marks the directory as changed. So the second call of last_listing notices the
-     * change. */
+    /* If the daemon has already stored the directory's new times in the entry, is_as_listed misses
+     * the change. But before the daemon stores new times, it marks the directory as changed. So
+     * the second call of last_listing notices the change. */
     if (!is_as_listed(k, dir, path) || !monarch_is_same_version(k) || last_listing(k) != listing)
         return 0;
     keep_look(k, now_ns);
@@ -116,9 +114,9 @@ uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const cha
 
 /* --- attributes ------------------------------------------------------------------------------- */
 
-/* Returns whether the catalog can answer a call for the attributes. A file is assumed to have the
- * attributes that the scan or the fill has found, as long as no change is recorded and the last
- * comparison with the source is recent enough. */
+/* Returns whether the catalog can answer a call for the attributes. The catalog has the attributes
+ * that the scan or the fill has found. For a file, they are valid if no change is recorded and the
+ * last comparison with the source is recent enough. */
 static int can_tell(const struct monarch_known *k) {
     const struct monarch_entry *e = k->entry;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
@@ -148,8 +146,8 @@ int monarch_know_near(int dir, const char *path, int follow, struct monarch_know
     if (!s || !s->control->metadata_cached)
         return 0;
     int64_t id = monarch_locate(s, &k->catalog, dir, path, follow);
-    /* If this process runs as another user than the daemon, the source must answer, because the
-     * process may have fewer rights than the daemon. */
+    /* If this process runs as another user than the daemon, it may have fewer rights than the
+     * daemon. So the source must answer. */
     if (id < 0 || s->control->owner != (uint32_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0))
         return 0;
     monarch_tick(s);

@@ -48,8 +48,8 @@ void monarch_locate_place(struct session *s, const struct monarch_aim *a, int di
         place->entry = MONARCH_OUTSIDE;
 }
 
-/* Looks the path up with monarch_locate_place, and returns the entry's number. This is a separate
- * function, because its buffer takes much of the stack, and few calls need the buffer. */
+/* Looks the path up with monarch_locate_place, and returns the entry's number. Must not be
+ * inlined: its buffer takes much of the stack, and few calls need it. */
 __attribute__((noinline)) static int64_t locate_odd(struct session *s, const struct monarch_aim *a,
                                                     int dir, const char *path, int follow) {
     char text[MONARCH_PATH_MAX];
@@ -58,14 +58,12 @@ __attribute__((noinline)) static int64_t locate_odd(struct session *s, const str
     return place.entry;
 }
 
-/* Does the work of monarch_aim for a path whose hint leads into a source. This is a separate
- * function, because otherwise every call of monarch_aim would save more registers, even for other
- * paths. */
+/* Does the work of monarch_aim for a path whose hint leads into a source. Must not be inlined.
+ * Otherwise, monarch_aim would save more registers at every call. */
 __attribute__((noinline)) static int aim_by_hint(struct session *s, const char *path, size_t n,
                                                  struct monarch_hint hint, struct monarch_aim *a) {
-    /* With MONARCH_LEAD_FILES, the library must check the file at the source by a stat. For an
-     * open, this check is worth its cost, because the open may then use the copy. For a stat, the
-     * check would save nothing. */
+    /* With MONARCH_LEAD_FILES, the library must check the file at the source by a stat. An open
+     * may use the copy after this check. But for a stat, the check would save nothing. */
     if ((hint.lead == MONARCH_LEAD_FILES && !a->is_open) || !(a->catalog = monarch_catalog_of(s)))
         return 0;
     a->lead = hint.lead;
@@ -128,8 +126,8 @@ int monarch_aim(struct session *s, int dir, const char *path, int is_open, struc
     a->len = n - (size_t)(a->rel - path);
     a->hash = monarch_prepare_find(a->catalog, (unsigned)a->source, a->rel, a->len);
     /* Checks whether the part `rel` of the path contains `//`, `.` or `..`. The part before `rel`
-     * is the source's path or alias, and needs no check. But monarch_is_odd loads 16 bytes at once.
-     * So if `rel` is shorter than 16 bytes, the check begins before `rel`. */
+     * is the source's path or alias, and needs no check. But monarch_is_odd loads 16 bytes at
+     * once. So if `rel` has fewer than 16 bytes, the check begins before `rel`. */
     size_t from = n < 16 ? 0 : n - (a->len < 16 ? 16 : a->len + 1);
     if (monarch_is_odd(path + from, n - from)) {
         a->source = -1;

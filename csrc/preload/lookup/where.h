@@ -14,8 +14,8 @@ static inline int monarch_leads_nowhere(int dir, const char *path) {
 /* Returns the number of the catalog's entry for a path. Returns MONARCH_UNKNOWN if the path leads
  * into a source, but is not in the catalog. Returns MONARCH_OUTSIDE if the path leads into no
  * source, or if only the kernel can resolve the path. Sets *c to the catalog in which the path was
- * looked up. Most processes never need the catalog, so it is mapped only when a path first needs
- * it. */
+ * looked up. The catalog is mapped only when a path first needs it, because most processes never
+ * need it. */
 int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int dir,
                        const char *path, int follow);
 /* Does the same as monarch_locate, but needs less stack, because it uses the caller's buffer.
@@ -24,9 +24,9 @@ int64_t monarch_locate_in(struct session *s, const struct monarch_catalog **c, i
                           const char *path, int follow, char *buffer);
 
 /* The state between the two steps of monarch_locate: monarch_aim sets these fields, and
- * monarch_locate_aimed uses them. A path is plain if it begins with the path or the alias of a
- * source, and the rest of the path (`rel`) contains no `//`, `.` or `..` (monarch_is_odd). Plain
- * paths are looked up by `hash`. */
+ * monarch_locate_aimed uses them. Plain paths are looked up by `hash`. A path is plain if it
+ * begins with the path or the alias of a source, and the rest of it (`rel`) contains no `//`, `.`
+ * or `..` (monarch_is_odd). */
 struct monarch_aim {
     const struct monarch_catalog *catalog;
     /* If not NULL: the source's directory to which the first `skip` bytes of the path lead, through
@@ -39,15 +39,15 @@ struct monarch_aim {
     /* if `lead` is MONARCH_LEAD_FILES: the entry's version (monarch_enter_file) */
     uint32_t version;
     int is_open; /* 1: the look-up is for an open; only opens use MONARCH_LEAD_FILES */
-    /* 1: the library does not know yet whether the path leads into a source through a link. The
-     * value is also 1 if the hint is MONARCH_LEAD_FILES, and the file is not in the catalog, but
-     * the scan may still find it. */
+    /* 1: the library does not know yet whether the path leads into a source through a link. Also 1
+     * if the hint is MONARCH_LEAD_FILES, and the file is not in the catalog, but the scan may
+     * still find it. */
     int is_new;
     const char *rel; /* the path relative to the source */
     size_t len;
     uint64_t hash;
     /* 1: the path itself may be a link to a directory of the source. If links are not followed,
-     * such a path leads to the link itself, which is outside all sources. */
+     * the path means the link itself, which is outside all sources. */
     int is_alias;
     int64_t likely; /* the result of monarch_guess, or -1 */
     /* Number of the source to which the path leads. -1: unknown until monarch_locate_place has

@@ -1,11 +1,11 @@
 /* The table of the mappings that wait for their copies. A lock guards the table.
  *
  * A thread holds the lock only while it reads or changes the table. Meanwhile, it blocks all
- * signals that a program can handle. Otherwise, a signal handler of the program could leave this
- * code by a jump (siglongjmp), and the lock would never be released. A thread that replaces a
- * mapping does not hold the lock, because a replacement takes longer than a change of the table.
- * During the replacement, the mapping's slot is in the state REPLACING. Only a thread that is about
- * to change the slot's range waits for the end of the replacement.
+ * signals that a program can handle. Otherwise, a signal handler could leave this code by a jump
+ * (siglongjmp), and the lock would never be released. A replacement of a mapping takes longer, so
+ * the replacing thread does not hold the lock. Instead it sets the mapping's slot to the state
+ * REPLACING. A thread that is about to change the slot's range waits for the end of the
+ * replacement.
  *
  * Names in brackets in the comments are steps of the model in tests/csrc/test_mapping_model.py. */
 #include "preload/mappings/mapping_table.h"
@@ -13,8 +13,8 @@
 #include "preload/process/attributes.h"
 
 /* If a thread has waited this long [ns] for the lock, the process gives up the lock: no thread
- * takes the lock again. Such a long wait has only one possible cause: a child of vfork was killed
- * while it held the lock, and cannot release it. */
+ * takes it again. Such a wait has only one possible cause: a child of vfork was killed while it
+ * held the lock. */
 #define LOCK_NS 1000000000ULL
 #define NAP_NS 50000L
 
@@ -39,10 +39,10 @@ void monarch_slots_recount(void) {
 
 /* Adapts the inherited table in the child of a fork. If a thread of the parent was changing the
  * table at the fork, the change may be incomplete, so the child frees all slots. If the parent was
- * replacing a mapping, this replacement continues only in the parent, so the child sets the
- * mapping's slot to WAITING again. The parent may have replaced the mapping just before the fork.
- * That does no harm, because each replacement first checks what is mapped. In the model
- * (tests/csrc/test_mapping_model.py), this is the function adopt. */
+ * replacing a mapping, only the parent continues, so the child sets the slot to WAITING again. The
+ * child may have inherited the replaced mapping already. That does no harm, because each
+ * replacement first checks what is mapped. This is the function adopt of the model
+ * (tests/csrc/test_mapping_model.py). */
 static void adopt(struct own *o) {
     int is_whole = !(GET(edits) & 1);
     for (int i = 0; i < SLOTS; i++)
@@ -116,10 +116,10 @@ static struct slot *put(const struct slot *what) {
     return NULL;
 }
 
-/* Applies `what` (mappings.h) to the part [begin, end) of the slot's range. The parts of the range
- * before and after [begin, end) get slots of their own, and continue to wait for the copy. If no
- * slot is free for such a part, it stays a mapping of the source's file. In the model
- * (tests/csrc/test_mapping_model.py), this is the step [carve]. */
+/* Applies `what` (MONARCH_FORGET, or advice of madvise) to the part [begin, end) of the slot's
+ * range. The parts of the range before and after [begin, end) get slots of their own, and continue
+ * to wait for the copy. A part for which no slot is free stays a mapping of the source's file.
+ * This is the step [carve] of the model (tests/csrc/test_mapping_model.py). */
 static void carve(struct slot *s, uint64_t begin, uint64_t end, int what) {
     struct slot piece = *s;
     s->number = ++next_number;
@@ -176,8 +176,8 @@ static int is_busy(uint64_t begin, uint64_t end) {
     return 0;
 }
 
-/* In the model (tests/csrc/test_mapping_model.py), this function makes the steps [busy], [carve],
- * [put] and [end_edit]. If the lock has been given up, it makes only the step [lost]. */
+/* These are the steps [busy], [carve], [put] and [end_edit] of the model
+ * (tests/csrc/test_mapping_model.py). If the lock was given up, this is only the step [lost]. */
 int monarch_slots_say(struct own *o, uint64_t begin, uint64_t end, int what) {
     uint64_t set = sys_signals(SIG_BLOCK, MOST_SIGNALS);
     if (monarch_slots_lock(o)) {
@@ -195,8 +195,8 @@ int monarch_slots_say(struct own *o, uint64_t begin, uint64_t end, int what) {
         sys_signals(SIG_SETMASK, set);
         return !busy;
     }
-    /* The lock was given up, so no further replacement begins. But a replacement that began earlier
-     * may still be under way. In that case, the result is 0, and the caller calls again. */
+    /* The lock was given up, so no further replacement begins. But an earlier replacement may
+     * still be under way. Then the result is 0, and the caller calls again. */
     int busy = is_busy(begin, end);
     if (!is_busy(0, UINT64_MAX))
         __atomic_store_n(&monarch_mappings_waiting, 0, __ATOMIC_RELEASE);

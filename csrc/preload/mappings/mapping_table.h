@@ -1,10 +1,10 @@
 /* The table of mappings that wait for their copies.
  *
- * A file's mapping waits until the file's copy is complete. Then the thread of move.c replaces the
- * mapping by a mapping of the copy. mappings.c adds mappings to the table, and removes a mapping
- * when the program changes it. The thread removes each mapping that was replaced or can no longer
- * be replaced. Names in brackets in the comments are steps of the model in
- * tests/csrc/test_mapping_model.py. */
+ * A mapping of a source's file waits until the file's copy is complete. Then the thread of move.c
+ * replaces the mapping by a mapping of the copy. mappings.c adds mappings to the table, and
+ * removes a mapping when the program changes it. The thread removes each mapping that was
+ * replaced, or that can no longer be replaced. Names in brackets in the comments are steps of the
+ * model in tests/csrc/test_mapping_model.py. */
 #pragma once
 
 #include <signal.h>
@@ -21,8 +21,8 @@
 enum state { FREE, WAITING, REPLACING };
 
 struct slot {
-    /* Atomic. Only the thread of move.c ends the state REPLACING. It ends that state without the
-     * table's lock. */
+    /* Atomic. Only the thread of move.c ends the state REPLACING, and does so without the table's
+     * lock. (In a forked child, `adopt` ends an inherited REPLACING.) */
     uint32_t state;
     uint32_t number; /* changes at each change of the slot, so that the thread of move.c notices the
                       * change */
@@ -50,21 +50,21 @@ extern struct slot monarch_slots[SLOTS];
 #define SET(field, value) __atomic_store_n(&(field), value, __ATOMIC_RELAXED)
 
 /* Takes the table's lock. The caller must have blocked signals. Returns 0 if the process has given
- * up the lock (LOCK_NS in mapping_table.c). Once the lock is given up, no replacement of a mapping
- * begins. In the model (tests/csrc/test_mapping_model.py), this is the step [lock]. */
+ * up the lock (LOCK_NS in mapping_table.c). From then on, no replacement of a mapping begins. This
+ * is the step [lock] of the model (tests/csrc/test_mapping_model.py). */
 int monarch_slots_lock(struct own *o);
 void monarch_slots_unlock(struct own *o);
 void monarch_slots_lose(void);
 int monarch_slots_are_lost(void);
-/* The next three functions change the table. The caller must hold the lock. If monarch_slot_put
- * finds no free slot, the mapping stays a mapping of the source's file. */
+/* The caller of the next three functions must hold the lock. If monarch_slot_put finds no free
+ * slot, the mapping stays a mapping of the source's file. */
 void monarch_slot_put(const struct slot *what);
 void monarch_slot_free(struct slot *s);
 void monarch_slots_recount(void);
 
-/* Returns 1 if the range contains no mapping that waits for its copy or is being replaced. In that
- * case, monarch_slots_say need not be called. Takes no lock. Returns 0 while another thread changes
- * the table. */
+/* Returns 1 if no mapping in the range waits for its copy or is being replaced. Then
+ * monarch_slots_say need not be called. Returns 0 while another thread changes the table. Takes no
+ * lock. */
 int monarch_slots_are_quiet(uint64_t begin, uint64_t end);
 /* Does the work of monarch_mappings_say. Returns 0 while a mapping in the range is being replaced.
  * The caller must then call this function again. */

@@ -1,9 +1,9 @@
 /* Adds mappings to the table of mappings that wait for copies, and records how the program changes
  * them.
  *
- * struct own has the state that a forked child must not inherit: the table's lock, and the state of
- * the thread of move.c. This structure is on a page of its own, which the kernel clears in every
- * forked child. A child of vfork, however, shares the page with its parent. */
+ * struct own has the state that a forked child must not inherit: the table's lock, and the state
+ * of the thread of move.c. The structure is on a page of its own, which the kernel clears in every
+ * forked child. But a child of vfork shares the page with its parent. */
 #include "preload/mappings/mappings.h"
 
 #include <errno.h>
@@ -17,9 +17,9 @@
 static struct own *own;  /* atomic; NULL until the first mapping is added */
 static uint32_t refused; /* atomic; 1: no mapping is added, because all memory is locked */
 
-/* The next two functions return the beginning and the end of a range, rounded to whole pages as the
- * kernel rounds them. The kernel reports the page size, because some machines have pages of 64
- * KiB. */
+/* The next two functions return the beginning and the end of a range, rounded to whole pages as
+ * the kernel rounds them. Some machines have pages of 64 KiB, so the kernel is asked for the page
+ * size. */
 static uint64_t begin_of(const void *at) { return (uint64_t)at & ~(getauxval(AT_PAGESZ) - 1); }
 static uint64_t end_of(const void *at, uint64_t n) {
     uint64_t page = getauxval(AT_PAGESZ), end = (uint64_t)at + n;
@@ -29,10 +29,10 @@ static uint64_t end_of(const void *at, uint64_t n) {
 void monarch_mappings_say_slow(const void *at, uint64_t n, int what) {
     struct own *o = __atomic_load_n(&own, __ATOMIC_ACQUIRE);
     uint64_t begin = begin_of(at), end = end_of(at, n);
-    /* If the thread of move.c is replacing a mapping in the range, this loop waits until the thread
-     * has finished. A replacement consists of a few system calls, and the kernel locks the address
-     * space during most of them. The program's own system call would have to wait for that kernel
-     * lock anyway, so the loop costs hardly any extra time. */
+    /* If the thread of move.c is replacing a mapping in the range, waits until it has finished. A
+     * replacement consists of a few system calls, and the kernel locks the address space during
+     * most of them. The program's own call would have to wait for that lock anyway, so this wait
+     * costs hardly any extra time. */
     while (o && !monarch_slots_are_quiet(begin, end) && !monarch_slots_say(o, begin, end, what))
         sys_nap(NAP_NS);
 }
@@ -43,9 +43,9 @@ void monarch_mappings_refuse(int refuse) {
         monarch_mappings_say(NULL, UINT64_MAX, MONARCH_FORGET);
 }
 
-/* Starts the thread of move.c if a mapping waits and the thread does not run. The caller has
+/* Starts the thread of move.c if a mapping waits and the thread does not run. The caller must have
  * blocked signals. If the thread cannot be started, no mapping can be replaced, so all slots are
- * freed. In the model (tests/csrc/test_mapping_model.py), this is the step [start]. */
+ * freed. This is the step [start] of the model (tests/csrc/test_mapping_model.py). */
 static void start(struct own *o) {
     int old_errno = errno;
     if (!monarch_slots_lock(o))
@@ -80,9 +80,9 @@ static struct own *own_page(void) {
 }
 
 int monarch_mapping_can_wait(int prot, int flags) {
-    /* A mapping that was ever writable may have private pages with the program's own data. A
-     * replacement would lose this data. Locked pages must stay in memory, so a locked mapping is
-     * not replaced. */
+    /* A mapping that was ever writable may have private pages with the program's data, which a
+     * replacement would lose. A locked mapping is not replaced, because locked pages must stay in
+     * memory. */
     return prot == PROT_READ && !(flags & (MAP_LOCKED | MAP_GROWSDOWN | MAP_HUGETLB | MAP_SYNC)) &&
            !__atomic_load_n(&refused, __ATOMIC_RELAXED);
 }
@@ -100,8 +100,8 @@ void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, i
     if (!o || monarch_slots_are_lost() || !monarch_mapped_file(s.begin, &s.file))
         return;
     uint64_t set = sys_signals(SIG_BLOCK, MOST_SIGNALS);
-    /* A child of vfork shares this memory, but must not add a mapping. Otherwise, it could start
-     * the thread of move.c, and the thread would end together with the child. */
+    /* A child of vfork shares this memory, but must not add a mapping. If it did, it could start
+     * the thread of move.c, and the thread would end with the child. */
     int is_ours = 0;
     if (monarch_slots_lock(o) && !(is_ours = o->pid == (uint32_t)sys_getpid()))
         monarch_slots_unlock(o);
@@ -119,8 +119,7 @@ void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, i
 void monarch_mappings_after_fork(void) {
     struct own *o = __atomic_load_n(&own, __ATOMIC_ACQUIRE);
     /* ThreadSanitizer aborts a program that starts a thread in the child of a multithreaded
-     * process. So under ThreadSanitizer, the child gives up the table's lock, and replaces no
-     * mappings. */
+     * process. So under ThreadSanitizer, the child gives up the lock, and replaces no mappings. */
     if (REAL(__tsan_init))
         monarch_slots_lose();
     if (!o || !monarch_mappings_exist())

@@ -1,8 +1,8 @@
 /* The thread that replaces live mappings by mappings of copies. The thread runs as long as any
  * mapping waits for its copy.
  *
- * The thread makes only raw system calls, and leaves no descriptor open. In the thread, all signals
- * are blocked except one: the signal with which libc's setuid interrupts every thread.
+ * The thread makes only raw system calls, and leaves no descriptor open. It blocks all signals but
+ * one: the signal with which libc's setuid interrupts every thread.
  *
  * Names in brackets in the comments are steps of the model in tests/csrc/test_mapping_model.py. */
 #include "preload/mappings/move.h"
@@ -21,13 +21,12 @@
  * being filled, otherwise LATER_NS. */
 #define SOON_NS 10000000L
 #define LATER_NS 20000000L
-/* Size of the thread's stack [bytes]. The thread's own frames need 6 KiB. glibc also puts the
- * static thread-local variables on the stack. In addition, the handler of the one signal that is
- * not blocked runs on this stack. */
+/* Size of the thread's stack [bytes]. The thread's own frames need 6 KiB. The stack also holds the
+ * static thread-local variables of glibc, and the handler of the one signal that is not blocked. */
 #define STACK 262144
-/* Maximum number of attempts to map a complete copy. An attempt fails if the process has no free
- * descriptor or not enough address space. After TRIES failed attempts, the mapping stays a mapping
- * of the source's file. */
+/* Maximum number of attempts to map a complete copy. An attempt fails if the process lacks a free
+ * descriptor or address space. After TRIES failed attempts, the mapping stays a mapping of the
+ * source's file. */
 #define TRIES 500
 /* If the daemon makes no progress for this time [ns], all waiting mappings stay mappings of the
  * source's files. */
@@ -65,28 +64,29 @@ static int open_copy(const struct slot *s, uint64_t word) {
     monarch_copy_path(s->session, word, path);
     if (sys_fstatat(AT_FDCWD, path, &st, AT_SYMLINK_NOFOLLOW) != 0)
         return -ENOENT;
-    /* The caller later closes the copy's descriptor. At the close of any descriptor of a file, the
-     * kernel releases the process's POSIX locks on that file. So a copy on which the program may
-     * have locks is not used. */
+    /* A close of any descriptor of a file releases the process's POSIX locks on the file. The
+     * caller later closes the copy's descriptor. So a copy on which the program may have locks is
+     * not used. */
     if (!S_ISREG(st.st_mode) || st.st_dev != tier->dev || st.st_ino != e->copy_ino ||
         (uint64_t)st.st_size != e->size || monarch_has_locks(st.st_dev, st.st_ino))
         return NO_COPY;
     return sys_openat(AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
 }
 
-/* Maps the copy over the source's mapping. The kernel removes the old mapping before it asks the
- * file system for the new mapping. If the file system refused the new mapping, nothing would be
- * mapped at these addresses. So this function first maps the copy at other addresses, to make sure
- * that the copy can be mapped. Returns 1 if the mapping was replaced. Returns 0 if the kernel has
- * refused a mapping; the caller may try again. Returns -1 if the last check has shown that the
- * mapping must not be replaced. */
+/* Maps the copy over the source's mapping. Returns 1 if the mapping was replaced. Returns 0 if the
+ * kernel has refused a mapping; the caller may try again. Returns -1 if the last check has shown
+ * that the mapping must not be replaced.
+ *
+ * First maps the copy at other addresses, to make sure that it can be mapped. Otherwise, a refusal
+ * by the file system would leave nothing mapped at the addresses of the old mapping, because the
+ * kernel removes the old mapping first. */
 static int map_over(const struct slot *s, int copy, uint64_t word) {
     uint64_t n = s->end - s->begin, now;
     int flags = s->flags & (MAP_SHARED | MAP_PRIVATE | MAP_NORESERVE), done = 0;
     long trial = sys6(SYS_mmap, 0, (long)n, PROT_READ, flags, copy, (long)s->offset);
     if (!is_address(trial))
         return 0;
-    /* In the model (tests/csrc/test_mapping_model.py), the check is the step [check], and mmap is
+    /* The check is the step [check] of the model (tests/csrc/test_mapping_model.py), and mmap is
      * the step [map]. */
     if (judge(s, &now) == NOW && now == word &&
         monarch_is_mapped(s->begin, s->end, &s->file, s->offset,
@@ -109,8 +109,9 @@ static int map_over(const struct slot *s, int copy, uint64_t word) {
 }
 
 /* Puts the slot into the state REPLACING. From then on, a thread that is about to change the
- * slot's range waits for this thread. In the model (tests/csrc/test_mapping_model.py), these are
- * the steps [take] and [mark]. */
+ * slot's range waits for this thread. Returns 0 if the slot has changed since it was copied to
+ * *seen, or if the lock was given up. These are the steps [take] and [mark] of the model
+ * (tests/csrc/test_mapping_model.py). */
 static int take(struct own *o, struct slot *s, const struct slot *seen) {
     int taken = 0;
     if (!monarch_slots_lock(o))
@@ -121,9 +122,9 @@ static int take(struct own *o, struct slot *s, const struct slot *seen) {
     }
     monarch_slots_unlock(o);
     /* This thread first sets REPLACING and then checks given_up. A thread that gives up the lock
-     * first sets given_up and then checks for REPLACING. So at least one of the two threads sees
-     * what the other has set. In the model (tests/csrc/test_mapping_model.py), this check is the
-     * step [given_up]. */
+     * first sets given_up and then checks for REPLACING. So at least one of the two sees what the
+     * other has set. This check is the step [given_up] of the model
+     * (tests/csrc/test_mapping_model.py). */
     if (taken && monarch_slots_are_lost()) {
         __atomic_store_n(&s->state, WAITING, __ATOMIC_RELEASE);
         taken = 0;
@@ -131,9 +132,9 @@ static int take(struct own *o, struct slot *s, const struct slot *seen) {
     return taken;
 }
 
-/* Counts a failed attempt, unless the slot has changed since this thread copied it to *seen. Frees
- * the slot if `hopeless` is 1, or if TRIES attempts have failed. In the model
- * (tests/csrc/test_mapping_model.py), this is the step [drop]. */
+/* Counts a failed attempt, unless the slot has changed since it was copied to *seen. Frees the
+ * slot if `hopeless` is 1, or if TRIES attempts have failed. This is the step [drop] of the model
+ * (tests/csrc/test_mapping_model.py). */
 static void drop(struct own *o, struct slot *s, const struct slot *seen, int hopeless) {
     if (!monarch_slots_lock(o))
         return;
@@ -142,20 +143,19 @@ static void drop(struct own *o, struct slot *s, const struct slot *seen, int hop
     monarch_slots_unlock(o);
 }
 
-/* Tries to replace the slot's mapping by a mapping of the copy. First opens the copy, and then puts
- * the slot into the state REPLACING. So if the tier's file system hangs during the open, no other
- * thread has to wait for the slot. In the model (tests/csrc/test_mapping_model.py), the open is the
- * step [open]. */
+/* Tries to replace the slot's mapping by a mapping of the copy. Opens the copy (step [open] of the
+ * model) before it puts the slot into the state REPLACING. So if the tier's file system hangs
+ * during the open, no other thread has to wait for the slot. */
 static void replace(struct own *o, struct slot *s, const struct slot *seen, uint64_t word) {
     monarch_momentary_begin();
     int copy = open_copy(seen, word), done = 0;
     if (copy >= 0 && take(o, s, seen)) {
         done = map_over(seen, copy, word);
         s->tries++;
-        /* This thread releases the slot without the table's lock. If the process has given up the
-         * lock, this thread cannot take it, but must release the slot, because another thread may
-         * be waiting for the slot. In the model (tests/csrc/test_mapping_model.py), this is the
-         * step [release]. */
+        /* The slot is released without the table's lock. If the process has given up the lock,
+         * this thread cannot take it. But another thread may be waiting for the slot, so the slot
+         * must be released. This is the step [release] of the model
+         * (tests/csrc/test_mapping_model.py). */
         __atomic_store_n(&s->state, done || s->tries >= TRIES ? FREE : WAITING, __ATOMIC_RELEASE);
         if (monarch_slots_lock(o)) {
             monarch_slots_recount();
@@ -173,9 +173,9 @@ static void replace(struct own *o, struct slot *s, const struct slot *seen, uint
 
 /* --- the thread ------------------------------------------------------------------------------ */
 
-/* Returns whether the daemon has made progress within the last SILENCE_NS. The session's state does
- * not show a killed daemon, because the state then stays MONARCH_SERVING. *beat is the last
- * heartbeat that this function has seen, and *since_ns is the time when it first saw that
+/* Returns whether the daemon's heartbeat has changed within the last SILENCE_NS. The session's
+ * state is no sign of life, because it stays MONARCH_SERVING after the daemon was killed. beat:
+ * the last heartbeat that this function has seen. since_ns: the time when it first saw that
  * heartbeat. */
 static int lives(const struct session *s, uint64_t *beat, uint64_t *since_ns) {
     uint64_t now = monarch_now_ns(),
@@ -189,8 +189,8 @@ static int lives(const struct session *s, uint64_t *beat, uint64_t *since_ns) {
 
 /* Passes once over all slots. Returns the time until the next pass [ns]. Returns 0 when no mapping
  * waits, or when the process has given up the lock of the table. In the model
- * (tests/csrc/test_mapping_model.py), this function is the steps [look] and [judge] for each slot,
- * and then the step [leave]. */
+ * (tests/csrc/test_mapping_model.py), this function makes the steps [look] and [judge] for each
+ * slot, and then the step [leave]. */
 static long look(struct own *o, uint64_t *beat, uint64_t *since_ns) {
     struct session *current = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     long next_ns = LATER_NS;
@@ -212,8 +212,8 @@ static long look(struct own *o, uint64_t *beat, uint64_t *since_ns) {
         else if (verdict == SOON)
             next_ns = SOON_NS;
     }
-    /* In the model (tests/csrc/test_mapping_model.py), the rest of this function is the step
-     * [leave]. */
+    /* The rest of this function is the step [leave] of the model
+     * (tests/csrc/test_mapping_model.py). */
     if (!monarch_slots_lock(o))
         return 0;
     monarch_slots_recount();

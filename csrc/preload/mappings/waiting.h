@@ -3,9 +3,9 @@
 
 #include <stdint.h>
 
-/* Atomic: the number of mappings that wait for their copies. In a process that maps no source file,
- * this number is 0. While this number is 0, the interposed functions only load it, and need no
- * further work for mappings. */
+/* Atomic: the number of mappings that wait for their copies. While it is 0, the interposed
+ * functions need no further work for mappings. In a process that maps no source file, it is always
+ * 0. */
 extern uint32_t monarch_mappings_waiting;
 
 static inline int monarch_mappings_exist(void) {
@@ -13,5 +13,5 @@ static inline int monarch_mappings_exist(void) {
 }
 
 /* A value of the argument `what` of monarch_mappings_say: the mappings in the range must never be
- * replaced. Any other value of `what` is the argument `advice` of a call of madvise. */
+ * replaced. All other values are advice, as for madvise. */
 #define MONARCH_FORGET (-1)

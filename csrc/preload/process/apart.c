@@ -21,11 +21,11 @@ struct apart {
 
 /* The thread's first function. Gives the thread its own table of descriptors, and then runs the
  * work. From Linux 5.9 on, close_range gives the thread an empty table. (Before Linux 6.13, the
- * kernel first copies up to 64 descriptors into the new table, and then closes these copies.)
- * Before Linux 5.9, only unshare can give the thread a table. It copies the whole table, so the
- * thread then closes its copy of descriptor 0 to get a free number. Neither call changes the
- * process's own table. The process also loses no POSIX lock, because a POSIX lock belongs to the
- * table through which the lock was taken. */
+ * kernel first copies up to 64 descriptors into it, and then closes these copies.) Before Linux
+ * 5.9, unshare gives the thread a copy of the whole table. So the thread then closes its copy of
+ * descriptor 0 to get a free number. Neither call changes the process's own table. The process
+ * also loses no POSIX lock, because a POSIX lock belongs to the table through which it was
+ * taken. */
 static int run(void *at) {
     struct apart *a = at;
     if (sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||
@@ -34,8 +34,8 @@ static int run(void *at) {
     return 0;
 }
 
-/* Starts the thread with all signals blocked. No signal handler may run in the thread, because the
- * thread has no thread-local memory of its own. */
+/* Starts the thread with all signals blocked. A signal handler must not run in the thread, because
+ * the thread has no thread-local memory of its own. */
 static int start(struct apart *a) {
     const int flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD |
                       CLONE_SYSVSEM | CLONE_CHILD_CLEARTID;

@@ -1,18 +1,18 @@
 /* Attributes of functions, variables and arguments. */
 #pragma once
 
-/* For the declaration of a name that another file defines. The option -fvisibility=hidden affects
- * only definitions. So without this attribute, every access to the name would go through the global
- * offset table. */
+/* For the declaration of a name that another file defines. Without this attribute, every access to
+ * the name would go through the global offset table, because -fvisibility=hidden affects only
+ * definitions. */
 #define HIDDEN __attribute__((visibility("hidden")))
 
 /* For a large table that is seldom used. The linker puts such tables after all small variables, so
- * that the small variables are together on few pages. This order saves memory in every process of a
- * job, because a page takes up memory once the process writes to it. */
+ * that the small variables share few pages. This saves memory in every process of a job, because a
+ * page takes up memory once the process writes to it. */
 #define SELDOM __attribute__((section(".bss.seldom")))
 
-/* Makes the compiler keep the later checks whether `pointer` is NULL. Otherwise, the compiler would
- * remove the checks if libc's headers declare that the pointer is never NULL. */
+/* Makes the compiler keep the later checks whether `pointer` is NULL. If libc's headers declare
+ * that the pointer is never NULL, the compiler would otherwise remove these checks. */
 #define MAYBE_NULL(pointer) __asm__("" : "+r"(pointer))
 
 #define PUBLIC __attribute__((visibility("default")))

@@ -214,9 +214,9 @@ struct file_handle;
     X(unshare, int, (int flags))                                                                   \
     X(setns, int, (int fd, int type))
 
-/* Functions that the library calls but does not interpose. The pthread functions start the thread
- * of move.c. The library looks these functions up when it is loaded. If it were linked to them, it
- * would require a newer libc. __tsan_init exists only under ThreadSanitizer. */
+/* Functions that the library calls but does not interpose. The library looks them up when it is
+ * loaded. If it were linked to them, it would require a newer libc. The pthread functions start
+ * the thread of move.c. __tsan_init exists only under ThreadSanitizer. */
 #define MONARCH_FOUND(F)                                                                  \
     F(fdopendir, DIR *, (int fd))                                                         \
     F(pthread_create, int,                                                                \
@@ -227,8 +227,8 @@ struct file_handle;
     F(pthread_attr_setdetachstate, int, (pthread_attr_t * attr, int state))               \
     F(__tsan_init, void, (void))
 
-/* Gives a function a second name. The headers declare the two functions with different types of the
- * same layout. So the alias is made with the assembler's `.set`, which ignores types. Each file of
+/* Gives a function a second name. The headers declare the two functions with different types of
+ * the same layout. The assembler's `.set` ignores types, so it can make the alias. Each file of
  * calls/ has its TWIN lines at its end. */
 #define TWIN(alias, name) __asm__(".globl " #alias "\n.set " #alias ", " #name);
 
@@ -250,8 +250,8 @@ extern const char *monarch_library HIDDEN;
 __attribute__((cold)) void monarch_real_init(void) HIDDEN;
 __attribute__((cold)) void *monarch_real_find(void **at, const char *name) HIDDEN;
 
-/* Returns the function whose address is in *at. Returns NULL if *at is 0 (the function was not
- * looked up yet) or 1 (ABSENT in real.c: no library defines the function). */
+/* Returns the function whose address is in *at. Returns NULL if *at is 0 (not looked up yet) or 1
+ * (ABSENT in real.c: no library defines the function). */
 static inline void *monarch_real_if_found(void **at) {
     void *found = __atomic_load_n(at, __ATOMIC_RELAXED);
     return __builtin_expect((uintptr_t)found > 1, 1) ? found : NULL;
@@ -263,12 +263,12 @@ static inline void *monarch_real_of(void **at, const char *name) {
 }
 
 /* The function `name` of a library that was loaded after this one, or NULL if no such library
- * defines the function. The first use of this macro looks the function up. The first use may happen
- * before this library's constructor has run, because other libraries' constructors may call
- * interposed functions. */
+ * defines it. The first use of this macro looks the function up. This may happen before this
+ * library's constructor has run, because other libraries' constructors may call interposed
+ * functions. */
 #define REAL(name) ((name##_call)monarch_real_of(&monarch_real.name, #name))
-/* The function `name` if it has been looked up before, otherwise NULL. This macro never looks a
- * function up, because its callers may not have enough stack for a look-up. */
+/* The function `name` if it has been looked up before, otherwise NULL. For callers whose stack may
+ * be too small for a look-up. */
 #define REAL_IF_FOUND(name) ((name##_call)monarch_real_if_found(&monarch_real.name))
 
 /* Converts the result of a raw system call into what libc returns: for an error, -1 with errno

@@ -25,10 +25,9 @@ void monarch_log_init(void) {
     monarch_logging = 1;
 }
 
-/* Opens the log for one line. The caller closes the log after the line, so that no descriptor stays
- * open. The lines of several threads are never mixed, because each line is written by a single call
- * of write with O_APPEND. The file's name contains the pid, so a forked child writes to a file of
- * its own. */
+/* Opens the log for one line. The caller closes it after the line, so that no descriptor stays
+ * open. A single write with O_APPEND writes each line, so the lines of several threads are never
+ * mixed. The file's name contains the pid, so a forked child writes to a file of its own. */
 static int open_log(void) {
     char path[DIRECTORY_BYTES];
     struct stat st;

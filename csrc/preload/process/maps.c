@@ -65,8 +65,8 @@ int monarch_is_mapped(uint64_t begin, uint64_t end, const struct monarch_mapped 
                       uint64_t offset, int shared) {
     struct monarch_reader r;
     struct line l;
-    /* Up to this address, the lines that were read so far show the wanted mapping. A single line
-     * may show several mappings, because the kernel merges adjacent mappings. */
+    /* The lines that were read so far show the wanted mapping up to this address. One line may
+     * show several mappings, because the kernel merges adjacent mappings. */
     uint64_t upto = begin;
     if (!monarch_reader_open(&r, MAPS))
         return 0;

@@ -2,13 +2,13 @@
 
 #include "shared/sys.h"
 
-/* Longest time [ns] for which a fork waits until momentary descriptors are closed. The wait has a
- * limit, because a thread may hang in a call on such a descriptor if the tier or the source does
- * not answer. */
+/* Longest time [ns] for which a fork waits until momentary descriptors are closed. Without a
+ * limit, the fork could hang: a thread may hang in a call on such a descriptor if the tier or the
+ * source does not answer. */
 #define FORK_NS 20000000ULL
-/* Longest time [ns] for which a fork prevents other threads from opening a momentary descriptor.
- * The kernel copies a process's descriptors in much less time. If a fork has not ended after this
- * time, a signal handler has probably jumped out of the library's code. */
+/* Longest time [ns] for which a fork keeps other threads from opening a momentary descriptor. The
+ * kernel copies a process's descriptors in much less time. If a fork takes longer, a signal
+ * handler has probably jumped out of the library's code. */
 #define FORKING_NS 100000000ULL
 
 /* Atomic. open_now: number of threads that have a momentary descriptor open, or are about to open
@@ -19,9 +19,9 @@ static uint64_t fork_ns; /* atomic: start of the latest fork */
 static uint32_t get(const uint32_t *count) { return __atomic_load_n(count, __ATOMIC_SEQ_CST); }
 static void add(uint32_t *count) { __atomic_fetch_add(count, 1, __ATOMIC_SEQ_CST); }
 
-/* Decrements *count (`open_now` or `forking`), unless the count is 0 already. The count may be 0 in
- * the child of a fork that the library did not see: when the child notices that fork, it sets both
- * counts to 0. */
+/* Decrements *count (`open_now` or `forking`), unless it is 0. If the library did not see a fork,
+ * the child sets both counts to 0 when it notices the fork. A later call of this function then
+ * finds 0. */
 static void drop(uint32_t *count) {
     uint32_t n = get(count);
     while (n &&
@@ -35,8 +35,7 @@ static int is_forking(void) {
 }
 
 /* This function first increments `open_now`, and then checks `forking`. A fork first increments
- * `forking`, and then checks `open_now`. So if one thread opens a descriptor while another thread
- * forks, at least one of the two threads notices the other. */
+ * `forking`, and then checks `open_now`. So at least one of the two threads notices the other. */
 void monarch_momentary_begin(void) {
     add(&open_now);
     for (unsigned n = 0; __builtin_expect(is_forking(), 0);) {

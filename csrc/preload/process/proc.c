@@ -31,9 +31,9 @@ char monarch_reader_next(struct monarch_reader *r) {
 
 /* Calls act(number, data) for each entry of the open directory `list` whose name is a number, and
  * closes the directory. Returns whether all entries were listed. of_descriptors: 1 if the numbers
- * are descriptors. In that case, `act` is not called for the descriptor `list` itself. If `list` is
- * not among the entries, the result is 0, because the directory then shows the descriptors of
- * another thread's table. */
+ * are descriptors. In that case, `act` is not called for the descriptor `list` itself. If `list`
+ * is not among the entries, the directory shows the descriptors of another thread's table, and the
+ * result is 0. */
 static int for_numbers(int list, int of_descriptors, void (*act)(int number, void *data),
                        void *data) {
     char names[1024] __attribute__((aligned(8)));
@@ -60,8 +60,8 @@ static int open_list(const char *path) {
     return sys_openat(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 }
 
-/* Lists /proc/thread-self/fd, because a thread may have a table of descriptors of its own (unshare,
- * clone), and /proc/self/fd always shows the main thread's table. */
+/* Lists /proc/thread-self/fd, because a thread may have a table of descriptors of its own
+ * (unshare, clone). /proc/self/fd always shows the main thread's table. */
 int monarch_for_descriptors(void (*act)(int fd, void *data), void *data) {
     int list = open_list("/proc/thread-self/fd"); /* since Linux 3.17 */
     return for_numbers(list == -ENOENT ? open_list("/proc/self/fd") : list, 1, act, data);
@@ -86,8 +86,8 @@ int monarch_have_one_table(void) {
 /* --- system calls in which threads wait ------------------------------------------------------- */
 
 struct sleeper {
-    /* Two texts that /proc/self/task/TID/syscall must contain. `first` is the number of the system
-     * call and its first argument, for example "8 0x5 ". `fourth` is the fourth argument, for
+    /* Two texts that /proc/self/task/TID/syscall must contain. `first`: the number of the system
+     * call and its first argument, for example "8 0x5 ". `fourth`: the fourth argument, for
      * example "0x1234 ". */
     char first[40], fourth[24];
     int found;
@@ -106,9 +106,9 @@ static int begins_with(const char *text, const char *what) {
     return strncmp(text, what, strlen(what)) == 0;
 }
 
-/* Returns whether a line of the file /proc/self/task/TID/syscall shows that the thread TID is in
- * the call that `s` describes. If the thread is in a call, the line has numbers, like "8 0x5
- * 0x1000 0x1 0x1234 0x0 0x0 0x7ffc... 0x7f3c...". Otherwise the line is a single word or empty. */
+/* Returns whether `line`, from the file /proc/self/task/TID/syscall, shows that the thread TID is
+ * in the call that `s` describes. If the thread is in a call, the line is like "8 0x5 0x1000 0x1
+ * 0x1234 0x0 0x0 0x7ffc... 0x7f3c...". Otherwise the line is a single word or empty. */
 static int is_in_call(const struct sleeper *s, const char *line) {
     const char *at = begins_with(line, s->first) ? line + strlen(s->first) : NULL;
     for (int skipped = 0; at && skipped < 2; skipped++)
@@ -126,8 +126,8 @@ static void look_at_thread(int tid, void *data) {
     read_text(path, text, sizeof text);
     if (!is_in_call(s, text))
         return;
-    /* The state D means that the thread sleeps uninterruptibly inside the kernel. If a tracer or a
-     * seccomp filter has stopped the thread before the call, the thread has another state. */
+    /* The state D means that the thread sleeps uninterruptibly inside the kernel. A thread that a
+     * tracer or a seccomp filter has stopped before the call has another state. */
     put(name, "stat");
     read_text(path, text, sizeof text);
     const char *state = strrchr(text, ')');

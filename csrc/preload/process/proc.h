@@ -22,9 +22,9 @@ int monarch_for_descriptors(void (*act)(int fd, void *data), void *data);
  * compare tables (kcmp), the result is 1. */
 int monarch_have_one_table(void);
 
-/* Returns whether a thread of this process sleeps in the system call `call`, with `first` and
- * `fourth` as the call's first and fourth arguments. A thread does not count as sleeping if a
- * tracer or a seccomp filter has stopped it before the call. Returns 0 if /proc cannot be read. */
+/* Returns whether a thread of this process sleeps in the system call `call` with these first and
+ * fourth arguments. Does not count a thread that a tracer or a seccomp filter has stopped before
+ * the call. Returns 0 if /proc cannot be read. */
 int monarch_sleeps_in(long call, uint64_t first, uint64_t fourth);
 
 /* Returns the offset of a descriptor, or 0 if /proc cannot be read. Unlike lseek, this function
@@ -32,6 +32,6 @@ int monarch_sleeps_in(long call, uint64_t first, uint64_t fourth);
 uint64_t monarch_offset_of(int fd);
 
 /* Writes to `out` (MONARCH_PATH_MAX bytes) the path that the kernel reports for an open file.
- * Returns 0 if the kernel reports no path. The file may have been renamed or removed since it was
- * opened. */
+ * Returns 0 if the kernel reports no path. If the file was renamed or removed since the open, the
+ * path may lead to no file or to another file. */
 int monarch_name_of(int fd, char *out);

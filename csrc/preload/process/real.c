@@ -1,12 +1,12 @@
 /* Finds the originals of the functions that the library interposes, as dlsym(RTLD_NEXT) would.
  *
  * Each function is looked up when it is first called, because most processes of a job are
- * short-lived, and call few of the functions. dlsym itself has three problems. Before glibc 2.34 it
- * is in libdl, but the library links only to libc. dlsym takes a lock, which is not allowed in a
- * signal handler or in a child of vfork. And dlsym may allocate memory: if the program has its own
- * malloc, this malloc may call the library's open() while the library is looking up the original of
- * open(). So this file stores where the libraries' symbol tables are, and searches the tables
- * itself. */
+ * short-lived, and call few of the functions. This file stores where the libraries' symbol tables
+ * are, and searches the tables itself. dlsym is not used, for three reasons. Before glibc 2.34,
+ * dlsym is in libdl, but the library links only to libc. dlsym takes a lock, which is not allowed
+ * in a signal handler or in a child of vfork. dlsym may also allocate memory. If the program has
+ * its own malloc, this malloc may call the library's open() during the look-up of the original
+ * open(). */
 #include <elf.h>
 #include <link.h>
 #include <stdint.h>
@@ -17,8 +17,9 @@
 struct real_calls monarch_real;
 const char *monarch_library;
 
-/* Maximum number of stored symbol tables, one for each library. If there are more libraries, the
- * last libraries before libc in the search order are not searched. libc is always searched. */
+/* Maximum number of stored symbol tables, one for each library. libc is always among them. If
+ * there are too many libraries, those that come last before libc in the search order are not
+ * searched. */
 #define TABLES 64
 /* The value of a member of struct real_calls if no library defines the function. */
 #define ABSENT ((void *)1)
@@ -34,8 +35,8 @@ struct table {
 
 /* The symbol tables of the libraries that come after this library in the dynamic linker's search
  * order, up to and including libc. These libraries were loaded at the program's start, and are
- * never unloaded. Libraries that dlopen loads later come after libc. They are not searched, because
- * libc already defines nearly all of the functions. */
+ * never unloaded. Libraries that dlopen loads come after libc. They are not searched, because libc
+ * already defines nearly all of the functions. */
 static struct table table[TABLES] SELDOM;
 static uint32_t tables; /* atomic: number of tables; 0 until they are found */
 
@@ -84,10 +85,9 @@ static void *address_of(const struct table *t, const ElfW(Sym) * symbol) {
     return at;
 }
 
-/* Returns the address of the symbol `name`, or NULL if the library does not define it. A symbol may
- * have several versions. Returns the default version if there is one. Otherwise returns a hidden
- * version, because some symbols have only hidden versions (since glibc 2.33, for example
- * `__xstat`). */
+/* Returns the address of the symbol `name`, or NULL if the library does not define it. If the
+ * symbol has several versions, prefers the default version. If it has only hidden versions,
+ * returns one of these. (Since glibc 2.33, this is the case for `__xstat`, for example.) */
 static void *lookup(const struct table *t, const char *name, uint32_t hash) {
     const uint32_t *h = t->gnu_hash, buckets = h[0], first = h[1], blooms = h[2];
     const ElfW(Addr) *bloom = (const void *)(h + 4);
@@ -96,9 +96,9 @@ static void *lookup(const struct table *t, const char *name, uint32_t hash) {
     void *found = NULL;
     if (!buckets || !blooms)
         return NULL;
-    /* Most libraries do not define the name. Usually, two bits of the library's Bloom filter are
-     * enough to see that. The filter's size is always a power of two: the dynamic linker loads no
-     * library whose filter has another size. */
+    /* Most libraries do not define the name. Usually, two bits of the library's Bloom filter show
+     * that. The filter's size is always a power of two: the dynamic linker loads no library whose
+     * filter has another size. */
     ElfW(Addr) word = bloom[hash / bits & (blooms - 1)];
     if (!(word >> hash % bits & word >> (hash >> h[3]) % bits & 1))
         return NULL;
@@ -162,8 +162,8 @@ void monarch_real_init(void) {
     memset(&s, 0, sizeof s);
     dl_iterate_phdr(visit, &s);
     /* Normally, libc comes after this library in the search order. But libc comes first if this
-     * library was loaded by dlopen or as a dependency of another library. In that case, all other
-     * libraries are searched, because each of them may define the functions. */
+     * library was loaded by dlopen, or as a dependency of another library. All other libraries are
+     * then searched, because each of them may define the functions. */
     if (!s.behind_libc) {
         memset(&s, 0, sizeof s);
         s.behind_us = 1;

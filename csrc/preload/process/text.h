@@ -1,7 +1,7 @@
 /* Builds text without libc's formatting functions, which may allocate memory and use the locale.
  *
- * Each function returns a pointer to the NUL at the end of the text. The caller must provide enough
- * room. */
+ * Each function returns a pointer to the NUL at the end of the text. No function checks for room;
+ * the caller must provide enough. */
 #pragma once
 
 #include <stdint.h>

@@ -11,20 +11,20 @@
 #include "shared/sys.h"
 
 /* Backing descriptors get numbers from this one on, unless the process's limit on descriptors is
- * lower. Low numbers are left to the program, because a program may expect that an open returns the
- * lowest number that the program does not use. */
+ * lower. A program may expect that an open returns the lowest number that the program does not
+ * use. So low numbers are left to the program. */
 #define FIRST_NUMBER 500
 
 /* One word for each descriptor number. If the descriptor has a backing descriptor, the word is 1 +
- * the number of that backing descriptor. If the descriptor is itself a backing descriptor, the word
- * is IS_BACKING | 1 + the number of the copy's descriptor to which it belongs. The words of backing
- * descriptors are needed because a program may also close a backing descriptor, for example by
- * closing a range of numbers. */
+ * the number of the backing descriptor. If the descriptor is itself a backing descriptor, the word
+ * is IS_BACKING | 1 + the number of the copy's descriptor. If the program closes a backing
+ * descriptor, for example in a range of numbers, the library thereby finds and clears the word of
+ * the copy's descriptor. */
 #define IS_BACKING 0x80000000U
 static uint32_t table[MONARCH_TRACKED] SELDOM;
-/* For each backing descriptor: the lower half of its file's inode number. The program may have
- * closed the backing descriptor by a direct system call, and may have opened another file with the
- * same descriptor number. is_ours detects this by the inode number. */
+/* For each backing descriptor: the lower half of its file's inode number. By a direct system call,
+ * the program may have closed the backing descriptor and opened another file with the same number.
+ * is_ours detects this by the inode number. */
 static uint32_t inode[MONARCH_TRACKED] SELDOM;
 uint32_t monarch_backing_count;
 
@@ -56,8 +56,8 @@ static int is_ours(int backing) {
 
 static int close_on_exec(int fd) { return sys_fcntl(fd, F_GETFD, 0) & FD_CLOEXEC; }
 
-/* Makes a duplicate of the descriptor `of`, with a high number. Returns -1 if no number is free, or
- * if the duplicate's number would be too high for the table. */
+/* Duplicates the descriptor `of` to a high number. Returns -1 if no number is free, or if the new
+ * number is too high for the table. */
 static int high_duplicate(int of, int cloexec) {
     int command = cloexec ? F_DUPFD_CLOEXEC : F_DUPFD;
     int high = sys_fcntl(of, command, FIRST_NUMBER);
@@ -71,9 +71,9 @@ static int high_duplicate(int of, int cloexec) {
     return -1;
 }
 
-/* Records that `high` is the backing descriptor of `fd`. before: the backing descriptor that `fd`
- * has had until now, or -1. Returns 0 and records nothing if another thread has changed the backing
- * descriptor of `fd` in the meantime. */
+/* Records that `high` is the backing descriptor of `fd`. If another thread has changed the backing
+ * descriptor of `fd` in the meantime, records nothing and returns 0. before: the backing
+ * descriptor that `fd` has had until now, or -1. */
 static int note(int fd, int high, int before) {
     struct stat st;
     sys_fstat(high, &st);
@@ -86,8 +86,8 @@ static int note(int fd, int high, int before) {
                                                       __ATOMIC_RELAXED))
         ;
     int noted = change(fd, (uint32_t)before + 1, (uint32_t)high + 1);
-    /* One of the two descriptors is not the backing descriptor of `fd` now: `before` if `high` was
-     * recorded, otherwise `high`. The word of this descriptor is cleared. */
+    /* Clears the word of the descriptor that is not the backing descriptor of `fd` now: `before`
+     * if `high` was recorded, otherwise `high`. */
     int left = noted ? before : high;
     if (left >= 0 && change(left, IS_BACKING | (uint32_t)(fd + 1), 0))
         __atomic_fetch_sub(&monarch_backing_count, 1, __ATOMIC_SEQ_CST);
@@ -118,9 +118,9 @@ static void give_way(int backing, int fd) {
         monarch_backing_close_slow(fd);
 }
 
-/* Releases all POSIX locks of the process on the source's file. Call this when `fd`, a descriptor
- * of the copy, is about to be closed. Without the library, `fd` would be a descriptor of the
- * source's file, so the kernel would release the locks at this close. */
+/* Call this when `fd`, a descriptor of the copy, is about to be closed. Releases all POSIX locks
+ * of the process on the source's file. Without the library, `fd` would refer to the source's file,
+ * and the kernel would release the locks at this close. */
 static void drop_locks(int fd) {
     struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
     struct stat copy, other;
@@ -225,9 +225,8 @@ static void if_duplicate(int fd, void *data) {
         d->act(fd, d);
 }
 
-/* Calls `act` for each duplicate of `fd`. A duplicate is any other descriptor of this process that
- * refers to the same open file. If the kernel cannot compare descriptors (kcmp), `act` is not
- * called. */
+/* Calls `act` for each duplicate of `fd`: any other descriptor of this process that refers to the
+ * same open file. Calls `act` for none if the kernel cannot compare descriptors (kcmp). */
 static void for_duplicates(int fd, void (*act)(int fd, const struct duplicates *d), int by) {
     struct duplicates d = {fd, by, act};
     monarch_for_descriptors(if_duplicate, &d);
@@ -247,10 +246,10 @@ int monarch_is_backing(int fd) {
 
 /* --- functions for the interposed calls ------------------------------------------------------- */
 
-/* Reserves a high number for a backing descriptor: opens `path` with O_PATH, and duplicates the new
- * descriptor to a high number. The close of an O_PATH descriptor releases no locks. Returns the
- * high number. On failure, for example if `path` no longer leads to the entry's file, returns -1 or
- * -2 like monarch_backing_fd. */
+/* Reserves a high number for a backing descriptor, and returns it. Opens `path` with O_PATH, and
+ * duplicates the new descriptor to the high number. O_PATH is used because the close of such a
+ * descriptor releases no locks. Fails, for example, if `path` no longer leads to the entry's file.
+ * On failure, returns -1 or -2 like monarch_backing_fd. */
 static int reserve(const char *path, int cloexec, const struct session *s,
                    const struct monarch_entry *e) {
     int place = sys_openat(AT_FDCWD, path, O_PATH | O_NOFOLLOW | O_CLOEXEC), high = -1;
@@ -300,8 +299,8 @@ static int find_or_open(int fd) {
     int known = monarch_has_backing() ? backing_of(fd) : -1;
     if (known >= 0 && monarch_is_still(known, s, e))
         return known;
-    /* If `known` is not -1 here, it belonged to an earlier descriptor with the number `fd`. The
-     * library did not see the close of that earlier descriptor. */
+    /* If `known` is not -1 here, it belonged to an earlier descriptor with the number `fd`, whose
+     * close the library has not seen. */
     if (known >= 0)
         monarch_backing_close_slow(fd);
     if (!monarch_source_path(s, c, e, path))
@@ -335,9 +334,9 @@ static int is_one_thread(void) {
 
 static void become_source(int fd, int backing) {
     sys_lseek(backing, sys_lseek(fd, 0, SEEK_CUR), SEEK_SET);
-    /* If the process has several threads, the duplicates of `fd` are not replaced. Another thread
-     * could close a duplicate at any time, and open another file that gets the same number. The
-     * replacement would then hit that file. */
+    /* With several threads, the duplicates of `fd` are not replaced. Another thread could close a
+     * duplicate and open another file with the same number, and the replacement would hit that
+     * file. */
     if (is_one_thread())
         for_duplicates(fd, replace, backing);
     replace(fd, &(struct duplicates){.by = backing});

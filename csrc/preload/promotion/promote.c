@@ -12,14 +12,14 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* Each slot names a file of which a descriptor is being replaced. When a descriptor is replaced,
- * the kernel closes the old open file, and thereby releases the process's POSIX locks on the file.
- * The close may take a long time, because some file systems contact their server at each close
- * (flush). So a thread that is about to lock the file waits until the close has ended.
+/* Each slot names a file of which a descriptor is being replaced. At a replacement, the kernel
+ * closes the old open file, and thereby releases the process's POSIX locks on the file. So a
+ * thread that is about to lock the file waits until the close has ended. The close may take a long
+ * time, because some file systems contact their server at each close (flush).
  *
  * A slot contains the process's pid in its highest 24 bits, and a hash of the file in the other 40
- * bits. A slot is free if it is 0, or if it contains another pid. (A forked child inherits the
- * slots of its parent, but the parent's replacements do not concern the child.) */
+ * bits. A slot is free if it is 0, or if it contains another pid. (A forked child inherits its
+ * parent's slots, but the parent's replacements do not concern the child.) */
 #define CLOSINGS 16
 #define CLOSING_LIMIT_NS 5000000000ULL
 static uint64_t closings[CLOSINGS] SELDOM;
@@ -112,10 +112,9 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
     uint64_t word = monarch_word_of(w);
     char path[MONARCH_COPY_PATH];
     struct monarch_pin pin;
-    /* If the descriptor's offset is not 0, it was moved by a call that the library did not see. The
+    /* If the descriptor's offset is not 0, a call that the library did not see has moved it. The
      * program then relies on the offset, so the descriptor is not promoted. The offset is read
-     * before the descriptor is pinned, because lseek may have to wait for reads of other
-     * threads. */
+     * before the pin, because lseek may have to wait for reads of other threads. */
     if (!tracked || tracked & (TRACK_OFFSET | TRACK_SHARED | TRACK_PINNED) ||
         MONARCH_WORD_STATE(word) != MONARCH_PRESENT || !monarch_track_is_mine() ||
         monarch_tracked(fd) != tracked || sys_lseek(fd, 0, SEEK_CUR) != 0)
@@ -125,9 +124,9 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
     monarch_momentary_begin();
     int kept = monarch_copy_flags(flags & (O_NONBLOCK | O_LARGEFILE | O_NOFOLLOW));
     int copy = flags < 0 ? -1 : sys_openat(AT_FDCWD, path, kept | O_CLOEXEC);
-    /* The descriptor cannot be pinned if another thread has closed or replaced it in the meantime.
-     * While the descriptor is pinned, a thread that is about to close or replace it waits for the
-     * end of this promotion. */
+    /* While the descriptor is pinned, a thread that is about to close or replace it waits for the
+     * end of this promotion. If another thread has closed or replaced the descriptor already, the
+     * pin fails. */
     if (copy >= 0 && monarch_track_pin(fd, tracked, &pin)) {
         done = replace(fd, copy, w);
         monarch_track_unpin(fd, &pin, done ? 0 : pin.word | TRACK_SHARED);

@@ -26,16 +26,16 @@ int monarch_is_as_scanned(const struct session *s, const struct monarch_entry *e
 
 /* --- from a copy to its file ------------------------------------------------------------------ */
 
-/* Returns whether a file with this mode may be a copy. Few other files have the mode of a copy. So
- * most of the other files need no search in the catalog. */
+/* Returns whether a file with this mode may be a copy. Few other files have the mode of a copy, so
+ * most of them need no search in the catalog. */
 int monarch_has_mode_of_copy(unsigned mode) {
     return (mode & (S_IFMT | 07777)) == (S_IFREG | 0400);
 }
 
 /* Returns whether `st` describes the entry's copy. The caller has found the entry by the inode
- * number. But a new file may get the inode number of a removed copy, so the size must match too. If
+ * number. A new file may get the inode number of a removed copy, so the size must match too. If
  * the entry is not PRESENT, `st` can only describe a copy that was dropped but is still open.
- * Usually, such a copy has no name any more, so its link count is 0. If the link count is not 0,
+ * Usually, such a copy has no name any more, and its link count is 0. If the link count is not 0,
  * the copy's name must lead to the file that `st` describes. */
 static int is_copy_of(const struct session *s, const struct monarch_entry *e,
                       const struct stat *st) {
@@ -71,8 +71,8 @@ monarch_behind_copy(struct session **s, const struct monarch_catalog **c, const 
         int t = monarch_tier_on(*s, st->st_dev, 0);
         if (t < 0)
             continue;
-        /* For an older session, no catalog is mapped here. A catalog that is mapped now could
-         * belong to the new daemon, because the catalogs of all daemons have the same names. */
+        /* For an older session, no catalog is mapped here. A newly mapped catalog could belong to
+         * the new daemon, because the catalogs of all daemons have the same names. */
         *c = newest ? monarch_catalog_of(*s) : __atomic_load_n(&(*s)->catalog, __ATOMIC_ACQUIRE);
         for (; *c && t >= 0; t = monarch_tier_on(*s, st->st_dev, t + 1)) {
             const struct monarch_entry *e = copy_in(*s, *c, (unsigned)t, st);

@@ -8,13 +8,13 @@
 #include "preload/session/session.h"
 #include "shared/bytes.h"
 
-/* Size of a buffer for the path of a copy. A copy's name has only 13 digits, but the buffer needs
- * room for 16, because monarch_copy_path always writes 16 digits. */
+/* Size of a buffer for the path of a copy. A copy's name has only 13 digits, but monarch_copy_path
+ * always writes 16. */
 #define MONARCH_COPY_PATH (MONARCH_TIER_PATH + 16)
 
-/* Writes the path of the copy that `word` names. Every open of a copy calls this function, so the
- * function must be fast. It computes 16 hexadecimal digits at once. The first MONARCH_COPY_NAME
- * digits are the copy's name. */
+/* Writes the path of the copy that `word` names. Every open of a copy calls this function, so it
+ * must be fast: it computes 16 hexadecimal digits at once. The first MONARCH_COPY_NAME digits are
+ * the copy's name. */
 static inline void monarch_copy_path(const struct session *s, uint64_t word, char *out) {
     const struct monarch_tier *tier = &s->control->tier[MONARCH_WORD_TIER(word)];
     const unsigned unused = 4 * (16 - MONARCH_COPY_NAME);
@@ -37,10 +37,10 @@ int monarch_is_as_scanned(const struct session *s, const struct monarch_entry *e
                           const struct stat *st);
 
 int monarch_has_mode_of_copy(unsigned mode);
-/* If `st` describes a copy, returns the entry of the copied file. Otherwise returns NULL. Uses only
- * the device, inode, mode, link count, size and mtime in `st`. Before the call, *s must be the
- * newest session. Sets *s and *c to the session and the catalog of the entry. The session may be
- * that of an earlier daemon, because a program may keep a copy open after the end of the daemon
- * that made the copy. */
+/* If `st` describes a copy, returns the entry of the copied file. Otherwise returns NULL. Uses
+ * only the device, inode, mode, link count, size and mtime in `st`. Before the call, *s must be
+ * the newest session. Sets *s and *c to the session and the catalog of the entry. This may be the
+ * session of an earlier daemon, because a program may keep a copy open after the daemon has
+ * ended. */
 const struct monarch_entry *
 monarch_behind_copy(struct session **s, const struct monarch_catalog **c, const struct stat *st);

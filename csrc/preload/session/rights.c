@@ -33,8 +33,8 @@ static int may_read_everything(const struct monarch_control *k) {
 #define MOST 65536     /* NGROUPS_MAX */
 #define UNMAPPED 65534 /* group number that a user namespace shows for groups without a mapping */
 
-/* Returns whether all of the daemon's groups are among the `n` groups. Each search begins where the
- * previous search has ended, because usually both lists are sorted. */
+/* Returns whether all of the daemon's groups are among the `n` groups. Usually both lists are
+ * sorted, so each search begins where the previous search has ended. */
 static int has_groups(const struct monarch_control *k, const uint32_t *groups, long n) {
     long at = 0, unmapped = 0, missing = 0;
     for (long i = 0; i < n; i++)
@@ -47,15 +47,15 @@ static int has_groups(const struct monarch_control *k, const uint32_t *groups, l
             return 0;
     }
     /* In a container with its own user namespace, a process keeps the groups that it had outside.
-     * Most of these groups have no number in the container, and the kernel shows each of them as
-     * UNMAPPED. So this function assumes that each UNMAPPED group of this process is one of the
-     * daemon's groups. This is safe, because a process cannot give itself an UNMAPPED group. In the
-     * daemon's own user namespace, the process must have all groups of the daemon. */
+     * Most of them have no number in the container, and the kernel shows each of these as
+     * UNMAPPED. This function counts each UNMAPPED group as one of the daemon's groups. This is
+     * safe, because a process cannot give itself an UNMAPPED group. In the daemon's own user
+     * namespace, the process must have all groups of the daemon. */
     return !missing || !are_our_users(k);
 }
 
-/* Writes to `groups` the effective group and all supplementary groups. Returns the number of
- * groups, or a negative errno: -EINVAL if there are more than `room` groups. */
+/* Writes to `groups` the effective group and all supplementary groups. Returns their number, or a
+ * negative errno: -EINVAL if there are more than `room` groups. */
 static long get_groups(uint32_t *groups, long room) {
     groups[0] = (uint32_t)sys6(SYS_getegid, 0, 0, 0, 0, 0, 0);
     long n = sys6(SYS_getgroups, room - 1, (long)(groups + 1), 0, 0, 0, 0);

@@ -1,7 +1,7 @@
 /* Checks whether this process may read, at the source, everything that the daemon may read.
  *
- * The check is needed because copies belong to the daemon's user, and do not have the permissions
- * of their source files. */
+ * Without this check, a process could read copies of files that it may not read at the source.
+ * Copies belong to the daemon's user, and do not have the permissions of their source files. */
 #pragma once
 
 #include "preload/session/session.h"

@@ -11,9 +11,9 @@ static uint32_t foreign;
 /* --- mounts --------------------------------------------------------------------------------- */
 
 /* Returns 1 if a mount point is below `path`, or if that is uncertain. Otherwise returns 0. This
- * check is needed only if this process is in another mount namespace than the daemon, for example
- * in a container: a file system that the daemon does not see may then be mounted below a source.
- * mountinfo is read in small parts, because the stack may be small. */
+ * check is for a process in another mount namespace than the daemon, for example in a container.
+ * There, a file system that the daemon does not see may be mounted below a source. mountinfo is
+ * read in small parts, because the stack may be small. */
 __attribute__((noinline)) static int is_mounted_upon(const char *path, uint32_t path_len) {
     char buf[512];
     /* index of the current field in its line, counted from 0; field 4 is the mount point */
@@ -86,9 +86,9 @@ int monarch_has_foreign_tier(const struct monarch_control *k) {
 /* --- roots ---------------------------------------------------------------------------------- */
 
 /* The field `roots` of struct session has a word for the sources' paths, and a word for their
- * aliases. The lower half of a word has two bits per source. The value of these bits is 0 if it is
- * unknown where the path leads, 1 if it leads to the scanned directory, or 2 if it leads to another
- * directory. The upper half counts how often the process has changed its root directory. */
+ * aliases. The lower half of a word has two bits per source: 0 if it is unknown where the path
+ * leads, 1 if it leads to the scanned directory, 2 if it leads to another directory. The upper
+ * half counts how often the process has changed its root directory. */
 static_assert(MONARCH_MAX_SOURCES <= 16, "the bits of all sources must fit into the lower half");
 
 static int is_ours_now(const struct session *s, unsigned source, int by_alias) {
@@ -110,11 +110,12 @@ int monarch_root_is_ours_slow(struct session *s, unsigned source, int by_alias) 
         if (known)
             return known == 1;
         /* After a chroot (the upper half of the word is not 0), the paths of tiers may lead to
-         * other directories too, so the library checks them as well. */
+         * other directories too. So they are checked as well. */
         uint64_t same =
             is_ours_now(s, source, by_alias) && (!(seen >> 32) || !foreign_tier(s->control));
-        /* Stores `same`, unless another thread has called chroot in the meantime, which changes the
-         * count in the upper half of *word. In that case, the outer loop checks the path again. */
+        /* Stores `same`, unless another thread has called chroot in the meantime. A chroot changes
+         * the count in the upper half of *word. In that case, the outer loop checks the path
+         * again. */
         while (seen >> 32 == then >> 32)
             if (__atomic_compare_exchange_n(word, &seen, seen | (same ? 1ULL : 2ULL) << source * 2,
                                             0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))

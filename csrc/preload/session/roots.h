@@ -5,15 +5,16 @@
 #include "preload/process/attributes.h"
 #include "preload/session/session.h"
 
-/* Returns whether the source's path leads this process to the directory that was scanned. by_alias:
+/* In a container or after a chroot, the source's path may lead to another directory than in the
+ * daemon. Returns whether the path leads to the directory that the daemon has scanned. by_alias:
  * checks the source's alias instead. */
 int monarch_root_is_ours_slow(struct session *s, unsigned source, int by_alias);
 static inline int monarch_root_is_ours(struct session *s, unsigned source, int by_alias) {
     uint64_t known = __atomic_load_n(&s->roots[by_alias], __ATOMIC_ACQUIRE) >> source * 2 & 3;
     return __builtin_expect(known == 1, 1) || monarch_root_is_ours_slow(s, source, by_alias);
 }
-/* Returns whether the source's path or the source's alias leads this process to the directory that
- * was scanned. */
+/* Returns whether the source's path or its alias leads this process to the directory that the
+ * daemon has scanned. */
 static inline int monarch_sees_source(struct session *s, unsigned source) {
     for (int by_alias = 0; by_alias < 2; by_alias++)
         if ((__atomic_load_n(&s->roots[by_alias], __ATOMIC_ACQUIRE) >> source * 2 & 3) == 1)
@@ -24,13 +25,13 @@ static inline int monarch_sees_source(struct session *s, unsigned source) {
 int monarch_mounts_are_ours(struct session *s);
 
 void monarch_roots_may_differ(void); /* call this after a chroot */
-/* Makes this process use no copies from now on. Call this when a thread gets a root directory of
- * its own, or enters another mount namespace. */
+/* Call this when a thread gets a root directory of its own, or enters another mount namespace.
+ * From then on, this process uses no copies. */
 void monarch_roots_are_foreign(void);
 
 /* Returns whether the path of a tier leads to a directory in this process, but not to the daemon's
- * private directory. If so, also warns the user, because the library could mistake a file in that
- * other directory for a copy. The result is 0 if the path leads to no directory, as in a container
+ * private directory. The library could mistake a file in such a directory for a copy, so this
+ * function also warns the user. Returns 0 if the path leads to no directory, as in a container
  * without the tier. */
 int monarch_has_foreign_tier(const struct monarch_control *k);
 

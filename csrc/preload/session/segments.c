@@ -12,12 +12,12 @@
 #include "shared/xxh3.h"
 
 #define DIR_MAX 256
-/* Size [bytes] of a buffer for "catalog.", 20 digits and the NUL. The buffer is as small as
- * possible, because a thread with a small stack may make the first open. */
+/* Size [bytes] of a buffer for "catalog.", 20 digits and the NUL. The buffer has no spare room,
+ * because a thread with a small stack may make the first open. */
 #define NAME_BYTES 29
-/* Maximum number of addresses that are kept for later sessions, for each kind of segment in enum
- * monarch_range. A process rarely has more than two sessions at a time. Further addresses stay
- * mapped, but are never used again, so they cost address space, but no memory. */
+/* Maximum number of addresses that are kept for later sessions, for each kind of segment (enum
+ * monarch_range). A process rarely has more than two sessions at a time. Further addresses stay
+ * mapped and unused, which costs address space, but no memory. */
 #define SPARES 4
 
 static char session_dir[DIR_MAX], control_path[DIR_MAX + sizeof "/control"];
@@ -40,8 +40,8 @@ const char *monarch_session_dir(void) { return session_dir; }
 
 /* --- mapping -------------------------------------------------------------------------------- */
 
-/* open_segment and look_at are separate functions that are not inlined, so that the path's buffer
- * and the `struct stat` are never on the stack at the same time. The stack may be small. */
+/* open_segment and look_at must not be inlined. Otherwise, the path's buffer and the `struct stat`
+ * would be on the stack at the same time, and the stack may be small. */
 __attribute__((noinline)) static int open_segment(const char *name, int flags) {
     char path[DIR_MAX + 1 + NAME_BYTES];
     put(put(put(path, session_dir), "/"), name);
@@ -49,8 +49,8 @@ __attribute__((noinline)) static int open_segment(const char *name, int flags) {
 }
 
 /* Reads the segment's size and identity. If another user can access the segment, sets the size to
- * 0, so that the library does not use the segment: a user who can write to a segment could make
- * reads return the data of other files. */
+ * 0, so that the library does not use it. A user who can write to a segment could make reads
+ * return the data of other files. */
 __attribute__((noinline)) static void look_at(int fd, struct monarch_segment *out) {
     struct stat st;
     out->size = 0;
@@ -91,7 +91,7 @@ static_assert(sizeof(struct request) <= MONARCH_APART_BYTES,
 
 /* Runs `map`. If the process has no free descriptor, runs `map` again in a thread with its own
  * table of descriptors. Without the mapping, this process could not record which files it changes,
- * so other processes would read outdated copies of these files. */
+ * and other processes would read outdated copies of these files. */
 static int run(void (*map)(void *request), struct request *r) {
     map(r);
     if (r->has_no_number)
@@ -226,13 +226,13 @@ static void release_catalog(const struct monarch_catalog *c) {
         clear(c, c->bytes, PROT_READ);
 }
 
-/* Addresses of catalogs are not reused. Otherwise, a thread that still has a pointer to an entry of
- * the old catalog could find another file's entry at that address. */
+/* Addresses of catalogs are not reused. A thread may still have a pointer to an entry of the old
+ * catalog. At a reused address, this thread would find another file's entry. */
 void monarch_release_session(struct session *s) {
     if (__atomic_exchange_n(&s->released, 1, __ATOMIC_ACQ_REL))
         return;
-    /* `control` is cleared first, because a thread that finds zeros in `control` maps no further
-     * segment of the session. */
+    /* `control` is cleared first. A thread that finds zeros in `control` maps no further segment
+     * of the session. */
     clear(s->control, sizeof *s->control, PROT_READ);
     release_catalog(__atomic_load_n(&s->catalog, __ATOMIC_ACQUIRE));
     for (int i = 0; i < MONARCH_OLDER; i++)
@@ -253,9 +253,9 @@ const struct monarch_fills *monarch_fills_of(struct session *s) {
     struct monarch_fills *fresh = monarch_map_range(MONARCH_RANGE_FILLS, &reused);
     if (!fresh)
         return NULL;
-    /* The segment was found by its name, so it could belong to a new daemon. But before a new
-     * daemon creates segments, it closes the old daemon's session. So if this session is still
-     * served, the segment belongs to this session. */
+    /* The segment was found by its name, so it could belong to a new daemon. But a new daemon
+     * closes the old daemon's session before it creates segments. So if this session is still
+     * served, the segment belongs to it. */
     if (monarch_is_serving(s) &&
         __atomic_compare_exchange_n(&s->fills, &old, fresh, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
         return fresh;
@@ -286,9 +286,8 @@ const struct monarch_catalog *monarch_catalog_slow(struct session *s,
     if (!monarch_map_segment(name, &found))
         return old;
     const struct monarch_catalog *c = found.map;
-    /* The catalogs of a new daemon have the same names as those of the old daemon, so a new daemon
-     * may have made this catalog. To exclude that, the catalog is stored only if this session's
-     * daemon still serves. */
+    /* A new daemon may have made this catalog, because its catalogs have the same names as those
+     * of the old daemon. So the catalog is stored only if this session's daemon still serves. */
     if (is_sound(c, found.size) && c->generation == generation && monarch_is_serving(s) &&
         __atomic_compare_exchange_n(&s->catalog, &old, c, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
         uint32_t n = __atomic_fetch_add(&s->older_used, 1, __ATOMIC_RELAXED);

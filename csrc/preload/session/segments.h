@@ -28,23 +28,22 @@ int monarch_open_segment(const char *name, int flags, uint64_t *size);
 int monarch_control_is_usable(const struct monarch_control *k, uint64_t size);
 
 /* Returns whether the name `control` in the session's directory still leads to the segment that
- * this process has mapped. Returns 0 if the directory was removed. In that case, the mapped segment
- * no longer shows whether the daemon has ended. */
+ * this process has mapped. If not, for example because the directory was removed, the mapped
+ * segment no longer shows whether the daemon has ended. */
 int monarch_is_linked(const struct session *s);
 
 /* Kinds of segments that have the same size in every session, so that their addresses can be
  * reused. */
 enum monarch_range { MONARCH_RANGE_CLIENTS, MONARCH_RANGE_FILLS, MONARCH_RANGES };
 /* Maps the segment of this kind. Returns its address, or NULL on failure. Sets *reused to 1 if an
- * earlier session used the same address. In that case, other threads may still access the
- * address. */
+ * earlier session used the same address; other threads may then still access it. */
 void *monarch_map_range(enum monarch_range kind, int *reused);
-/* Releases the segment at the address `at`. If `reused` is 0, unmaps the segment, because no other
- * thread accesses it. If `reused` is 1, other threads may still access the address. In that case,
- * maps zeros over the segment, and keeps the address for a later session. */
+/* Releases the segment at the address `at`. If `reused` is 0, no other thread accesses the
+ * address, and the segment is unmapped. If `reused` is 1, other threads may still access the
+ * address. Zeros are then mapped over the segment, and the address is kept for a later session. */
 void monarch_discard_range(enum monarch_range kind, void *at, int reused);
 
-/* Maps zeros over all segments of the session. The segments are not unmapped, because a thread that
- * hangs in a call may still read them or change counters in them. For such a thread, the zeros mean
- * that the session has no files, no tiers and no daemon. */
+/* Maps zeros over all segments of the session. Does not unmap them, because a thread that hangs in
+ * a call may still read them or change counters in them. For such a thread, the zeros mean that
+ * the session has no files, no tiers and no daemon. */
 void monarch_release_session(struct session *s);

@@ -44,8 +44,8 @@ int monarch_tier_on(const struct session *s, uint64_t dev, int from) {
 unsigned monarch_rank;
 
 /* The variables in which launchers store a rank's number. Launchers may be nested: Slurm may start
- * mpiexec, which may start torchrun. The innermost launcher numbers the ranks, so its variable
- * comes before the variables of outer launchers. */
+ * mpiexec, which may start torchrun. The innermost launcher numbers the ranks, so the variables of
+ * inner launchers come first. */
 static const char *const variables[] = {
     "LOCAL_RANK",                 /* torchrun, Lightning, DeepSpeed, accelerate */
     "OMPI_COMM_WORLD_LOCAL_RANK", /* Open MPI */

@@ -8,8 +8,8 @@
 #include "preload/session/segments.h"
 #include "shared/sys.h"
 
-/* Maximum size [bytes] of the file `changes`. If the file has this size, no more changes are
- * recorded in it. Instead, the library tells the daemon that every file may have changed. */
+/* Maximum size [bytes] of the file `changes`. If the file has this size, the library instead tells
+ * the daemon that every file may have changed. */
 #define MOST_BYTES (16UL << 20)
 
 struct told {
@@ -20,8 +20,8 @@ struct told {
 static_assert(sizeof(struct told) <= MONARCH_APART_BYTES,
               "monarch_run_apart must be able to copy struct told");
 
-/* Opens a segment. Returns its descriptor, or -errno. The result is -EPERM if the segment has less
- * than `least` bytes, or if other users can access it. */
+/* Opens a segment. Returns its descriptor, or -errno. Returns -EPERM if the segment has less than
+ * `least` bytes, or if other users can access it. */
 static int open_ours(const char *name, int flags, uint64_t least, struct told *t) {
     uint64_t size;
     int fd = monarch_open_segment(name, flags, &size);

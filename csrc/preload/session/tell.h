@@ -2,7 +2,7 @@
  *
  * Such a process has reached RLIMIT_AS or vm.max_map_count. It appends a record of each change to
  * the session's file `changes`. The daemon reads these records, and adds the changed files to the
- * changed filter, a Bloom filter. */
+ * changed filter (a Bloom filter in the segment `clients`). */
 #pragma once
 
 #include <sys/stat.h>
@@ -11,7 +11,7 @@
  * map the session's segments. Otherwise returns 0. */
 int monarch_lacks_room(void);
 
-/* Tells the daemon that a file has changed or, with is_tree = 1, that a directory and everything
- * below it has changed. A file on a device that holds no source is not reported. Returns whether
- * the daemon was told. */
+/* Tells the daemon that a file has changed. With is_tree = 1, tells it that a directory and
+ * everything below it has changed. Does not report a file on a device that holds no source.
+ * Returns whether the daemon was told. */
 int monarch_tell_change(const struct stat *st, int is_tree);

@@ -7,9 +7,8 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* Name of an environment variable that is set after the warning was written. Child processes, and
- * programs that the process executes by exec, inherit the variable, and do not repeat the
- * warning. */
+/* Name of an environment variable that is set after the warning was written. Child processes and
+ * executed programs inherit the variable, and do not repeat the warning. */
 #define SAID "MONARCH_WARNED"
 
 static struct stat stderr_at_load;
@@ -32,8 +31,8 @@ static int stderr_is_what_it_was(void) {
 #define PART_BYTES 1024
 
 /* Returns whether the parent process has probably written the warning already. In a job of many
- * processes, the warning should appear only once. So if the parent's environment contains the
- * library and a configuration, this function assumes that the parent has written the warning. */
+ * processes, the warning should appear only once. So the result is 1 if the parent's environment
+ * contains the library and a configuration. */
 __attribute__((noinline)) static int parent_has_warned(void) {
     static const char *const wanted[] = {"MONARCH_CONFIG=", "libmonarch"};
     char path[32], buf[PART_BYTES + 32];
