@@ -1,8 +1,7 @@
 /* Attaches the process to a daemon's session when the library is loaded.
  *
- * Each daemon has a session of its own: the segments of memory that it shares with programs. If the
- * daemon ends and another daemon starts later, the process attaches to the session of the new
- * daemon. */
+ * A session consists of the memory segments that one daemon shares with programs. If the daemon has
+ * ended and another daemon has started, the process attaches to the new daemon's session. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,9 +32,9 @@ int monarch_lacks_room(void) { return (int)__atomic_load_n(&lacks_room, __ATOMIC
 
 /* --- attaching ------------------------------------------------------------------------------ */
 
-/* Fills in `s`, a new session that no other thread has seen yet. The segment `control` is already
- * mapped, and becomes part of the session. Maps the segment `clients`. Returns 0 if the segment
- * `clients` cannot be used. */
+/* Fills in the new session `s`. No other thread can see `s` yet. Maps the segment `clients`, and
+ * returns 0 if it cannot be used. control: the mapped segment `control`, which becomes part of the
+ * session unless the result is 0. */
 static int map_into(struct session *s, const struct monarch_segment *control) {
     int reused = 0;
     struct monarch_clients *m = monarch_map_range(MONARCH_RANGE_CLIENTS, &reused);
@@ -54,10 +53,10 @@ static int map_into(struct session *s, const struct monarch_segment *control) {
     return 0;
 }
 
-/* Maps the segments that are in the session's directory now. `old` is the session to which the
- * process is attached, or NULL. If these are still the segments of `old`, returns `old`. If there
- * are no segments, or if this process cannot use them, returns NULL. Otherwise returns a new
- * session with these segments. No other thread has seen the new session yet. */
+/* Maps the segments that are in the session's directory now. old: the session to which the process
+ * is attached, or NULL. Returns `old` if the segments are still those of `old`. Returns NULL if
+ * there are no segments, or if this process cannot use them. Otherwise returns a new session, which
+ * no other thread can see yet. */
 static struct session *attach(struct session *old) {
     struct monarch_segment control;
     struct session *s = NULL;
@@ -113,8 +112,8 @@ static int attributes_of(int fd, struct stat *st) {
     return 1;
 }
 
-/* If the descriptor refers to a copy, records that the copy's session is still needed: stores the
- * number of the current search in the session. data: the search. */
+/* If `fd` refers to a copy, records that the copy's session is still needed: stores the number of
+ * the current search in that session. data: the struct search. */
 static void note_need(int fd, void *data) {
     const struct search *search = data;
     const struct monarch_catalog *c;
@@ -129,11 +128,11 @@ static void note_need(int fd, void *data) {
         ;
 }
 
-/* Call this after the session `newest` has replaced another session. Releases the mappings of all
- * sessions that are older than the replaced session, except sessions whose copies or listings the
- * process still has open. If two threads call this function at once, one of them may visit a
- * session that the other has already removed from the list. That does no harm, because a session is
- * never freed. */
+/* Call this after the session `newest` has replaced another session. Releases the sessions that are
+ * older than the replaced session, and removes them from the chain of sessions (`before`). Keeps
+ * each session of which the process still has a copy or a listing open. If two threads call this at
+ * once, one of them may visit a session that the other has removed. That does no harm, because a
+ * session is never freed. */
 static void retire(struct session *newest) {
     struct session *last = newest->before, *s;
     struct search search = {newest, __atomic_add_fetch(&searches, 1, __ATOMIC_ACQ_REL)};
@@ -158,10 +157,9 @@ static uint32_t looks; /* atomic: number of checks of switch files and rights so
 
 static uint32_t begin_look(void) { return __atomic_add_fetch(&looks, 1, __ATOMIC_SEQ_CST) << 1; }
 
-/* A check finds out whether this process may use copies: no switch file may exist, because it would
- * switch Monarch off, and the process's rights must suffice. Stores the result of the check in the
- * session, unless a later check has already stored its result. look: number of the check
- * (begin_look). off: 1 if the process must not use copies. */
+/* Stores the result of a check of switch files and rights in the session. Does nothing if a later
+ * check has already stored its result, which is newer. look: the number of this check (begin_look).
+ * off: 1 if the process must not use copies. */
 static void end_look(struct session *s, uint32_t look, uint32_t off) {
     uint32_t seen = __atomic_load_n(&s->off, __ATOMIC_RELAXED);
     while ((int32_t)(look - (seen & ~1U)) > 0 &&
@@ -181,11 +179,11 @@ static void look_at_switches(struct session *s, int is_gone) {
     end_look(s, look, off);
 }
 
-/* Attaches to a new daemon's session in place of `old`. Several threads may call this function at
- * the same time. Each of these threads maps the session. The first thread that stores its mapping
- * in monarch_current wins, and the other threads discard theirs. No lock is taken, because the
- * holder of a lock might never release it: a signal handler may have interrupted the holder, or the
- * holder may be a killed child of vfork. */
+/* Attaches to the newest daemon's session in place of `old`. Returns the session that the process
+ * then has, or NULL if there is no usable session. Several threads may call this at the same time.
+ * Each of them maps the session. The first thread that stores its mapping in monarch_current wins,
+ * and the others discard theirs. No lock is taken, because its holder might never release it: a
+ * signal handler may interrupt the holder, or the holder may be a child of vfork that is killed. */
 static struct session *attach_again(struct session *old) {
     struct session *fresh = attach(old);
     if (!fresh || fresh == old)
@@ -248,9 +246,9 @@ void monarch_rights_may_differ(void) {
 }
 
 /* Returns whether the name `control` in the session's directory still leads to this session's
- * segment `control`. If it does not, another daemon has started, or the directory was removed. The
- * name is checked at most once per tick of the coarse clock. That is enough, because a new daemon
- * needs more than one tick to start. */
+ * segment `control`. If not, another daemon has started, or the directory was removed. The name is
+ * checked at most once per tick of the coarse clock. That is enough, because a new daemon needs
+ * longer to start. */
 static int is_linked_still(struct session *s) {
     uint64_t now = coarse_ns();
     if (__atomic_load_n(&s->linked_ns, __ATOMIC_RELAXED) == now)
@@ -262,10 +260,9 @@ static int is_linked_still(struct session *s) {
 }
 
 /* Returns the session whose daemon must learn of a change that this process makes, or NULL if no
- * daemon serves. Usually this is the session to which the process is attached. If a new daemon has
- * started, first attaches to the new daemon's session, and returns that session. If the session's
- * directory was removed, and no new daemon has started, returns the old session, because the old
- * daemon may still serve other processes. */
+ * daemon serves. If a new daemon has started, first attaches to its session, and returns that
+ * session. If there is no new daemon but the session's directory was removed, returns the old
+ * session: its daemon may still serve other processes. */
 struct session *monarch_session_for_change(void) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     int serves = monarch_is_serving(s);
@@ -283,8 +280,9 @@ struct session *monarch_session_slow(void) {
     return s->control->off || monarch_is_off(s) ? NULL : s;
 }
 
-/* Returns whether this process runs the command `monarch`, which itself starts and stops daemons.
- * This command is a script. If a process runs a script, PR_GET_NAME returns the script's name. */
+/* Returns whether this process runs the command `monarch`, which starts and stops daemons itself.
+ * The command is a script. For a script, PR_GET_NAME returns the name of the script, not of its
+ * interpreter. */
 static int is_our_command(void) {
     char name[16] = "";
     sys6(SYS_prctl, PR_GET_NAME, (long)name, 0, 0, 0, 0);
@@ -295,9 +293,9 @@ __attribute__((constructor)) static void load(void) {
     monarch_real_init();
     const char *config = secure_getenv("MONARCH_CONFIG"), *off = secure_getenv("MONARCH_DISABLE");
     const char *sources = secure_getenv("MONARCH_SOURCE");
-    /* The environment module of a site may set up Monarch for all users, by MONARCH_SITE_CONFIG. If
-     * only this variable is set, the user has not requested a daemon, so the library does not warn
-     * that no daemon serves. */
+    /* A site's environment module may set MONARCH_SITE_CONFIG for all users. If only this variable
+     * is set, the user has not requested a daemon. So the library then does not warn that no daemon
+     * serves. */
     int is_meant = (config && *config) || (sources && *sources);
     int is_site = !config || !*config;
     if (is_site)

@@ -22,13 +22,12 @@
 
 /* After an attempt to start a daemon, this process makes no other attempt for this long [ns]. */
 #define PAUSE_NS 200000000ULL
-/* If an attempt has found no interpreter, this process makes no other attempt for this long [ns].
- * The claim (claim.h) limits the number of starts. If it does not allow a start yet, the next
- * attempt is made when a start is allowed, but at the latest after this time. */
+/* How long [ns] this process makes no other attempt after it has found no interpreter. It is also
+ * the longest pause after an attempt that the claim (claim.h) did not allow. The claim limits the
+ * number of starts. */
 #define LONG_PAUSE_NS 1000000000ULL
-/* A daemon is assumed to be killed if its heartbeat counter has not changed for this long [ns]. For
- * a daemon in another pid namespace, the heartbeat is the only sign by which this process can
- * notice that the daemon was killed. */
+/* If a daemon's heartbeat counter has not changed for this long [ns], the daemon is assumed to be
+ * killed. For a daemon in another pid namespace, this process has no other sign. */
 #define SILENT_NS 10000000000ULL
 /* Number of bytes of a configuration that are searched for the word `autostart`. */
 #define MOST_SEARCHED 65536
@@ -80,10 +79,10 @@ static size_t environment_bytes(size_t *variables) {
     return bytes + (*variables + 2) * sizeof(char *);
 }
 
-/* Copies the environment for the starter, the program that starts the daemon. Later, other threads
- * may change the environment, so it is copied when the library is loaded. The copy lacks the job's
- * own variables (is_the_jobs). The copy contains MONARCH_DISABLE=1, so that the library does
- * nothing in the starter, even if /etc/ld.so.preload loads the library there. */
+/* Copies the environment for the starter, the program that starts the daemon. Call this when the
+ * library is loaded, because other threads may change the environment later. The copy lacks the
+ * job's own variables (is_the_jobs). It contains MONARCH_DISABLE=1: if /etc/ld.so.preload loads the
+ * library in the starter too, the library must do nothing there. */
 static void copy_environment(struct plan *p, size_t variables) {
     char *text = (char *)&p->envp[variables + 2];
     size_t n = 0;
@@ -105,9 +104,8 @@ static const char *value_of(const char *name) {
 
 /* --- the user's wish -------------------------------------------------------------------------- */
 
-/* Returns whether the file contains the word `autostart`. The library cannot read YAML, so it only
- * searches for the word. The starter later reads the file, and decides whether it starts a
- * daemon. */
+/* Returns whether the file contains the word `autostart`. The library cannot read YAML. So the
+ * starter reads the file later, and decides whether it starts a daemon. */
 static int has_word(const char *file) {
     static const char word[] = "autostart";
     struct monarch_reader r;
@@ -178,16 +176,18 @@ static uint64_t confinement(void) {
     return end ? monarch_xxh3(begin, (size_t)(end - begin)) : 0;
 }
 
-/* Returns whether this process still has the user, group, root directory and namespaces that it had
- * when the library was loaded. If one of these has changed, a daemon that this process started
- * would have the new user, root directory and so on. Such a daemon would be of little use to other
+/* Returns whether this process may start a daemon in its present surroundings.
+ *
+ * The result is 0 if the process's user, group, root directory or namespaces have changed since the
+ * library was loaded. The daemon would inherit the new ones, and would be of little use to other
  * processes.
  *
- * The result is also 0 in two cases in which a start would do harm. In the first case, the process
- * adopts orphans, because it is pid 1 or a subreaper. So it would become the parent of the daemon,
- * and the program's wait() would report the daemon. In the second case, the process has called
- * unshare(CLONE_NEWPID). The intermediate process (launch.c) would be the first process of the new
- * namespace, and its end would kill all other processes of that namespace. */
+ * The result is 0 if the process is pid 1 or a subreaper. Such a process adopts orphans, so it
+ * would become the daemon's parent. The program's wait() would then report the daemon.
+ *
+ * The result is 0 if the process has called unshare(CLONE_NEWPID). The intermediate process
+ * (launch.c) would be the first process of the new namespace. Its end would kill all other
+ * processes of that namespace. */
 static int is_where_we_were_loaded(const struct plan *p) {
     int adopts = 0;
     uint64_t dev = 0, pids = inode_of("/proc/thread-self/ns/pid_for_children", NULL);
@@ -203,8 +203,8 @@ static int is_where_we_were_loaded(const struct plan *p) {
 
 /* Returns whether a start is possible now. Two obstacles only postpone the start. First, a signal
  * is blocked that was not blocked at load: the thread may be in a handler of that signal. Second,
- * no descriptor is free. After any other obstacle, this process never tries to start a daemon
- * again. */
+ * /proc cannot be read, for example because no descriptor is free. Any other obstacle switches
+ * autostart off in this process for good. */
 static int may_start(const struct plan *p) {
     if (p->blocked & ~p->signals)
         return 0;
@@ -231,9 +231,10 @@ static int another_serves(const struct session *s) {
 
 static void pause_until(uint64_t ns) { __atomic_store_n(&next_ns, ns, __ATOMIC_RELAXED); }
 
-/* Runs in a new process. The new process becomes the starter if this function finds the Python
- * interpreter, and if the claim (claim.h) allows a start. If the interpreter is not found, a later
- * attempt searches for it again, because the file system may have failed only for a moment. */
+/* Runs in a new process. Returns the descriptor of the claim (claim.h) if that process is to become
+ * the starter. Returns -1 if the claim allows no start, or if the Python interpreter is not found.
+ * In the second case, a later attempt searches again, because the file system may have failed only
+ * for a moment. */
 static int prepare(void *data, int *errors) {
     struct plan *p = data;
     if (monarch_find_interpreter(p->python, p->packages))
@@ -278,11 +279,12 @@ static void end_attempt(struct plan *p) {
 }
 
 /* Reserves the plan for the calling thread, which then tries to start a daemon. Returns 0 if the
- * thread must not try now, for example because another thread of this process is trying. If a
- * thread of the parent had reserved the plan at the time of a fork, the child may reserve its own
- * copy of the plan nevertheless. All signals are blocked until the attempt has ended. Otherwise, a
- * signal handler could leave the interrupted attempt by siglongjmp, and the plan would stay
- * reserved. */
+ * thread must not try now, for example because another thread of this process is trying. After a
+ * fork, the child may reserve its copy of the plan even if a thread of the parent had reserved the
+ * original.
+ *
+ * Blocks all signals until end_attempt is called. Otherwise, a signal handler could leave the
+ * attempt by siglongjmp, and the plan would stay reserved. */
 static int begin_attempt(struct plan *p) {
     if (monarch_now_ns() < __atomic_load_n(&next_ns, __ATOMIC_RELAXED))
         return 0;
@@ -339,9 +341,9 @@ static int is_to_stay_stopped(const struct session *s) {
     return size != 0;
 }
 
-/* Returns 1 if the claim (claim.h) forbids a start now, so that the caller need not examine the
- * opened file. The claim is checked at most once per LONG_PAUSE_NS. If it is not checked, the
- * result is 0. */
+/* Returns 1 if the claim (claim.h) forbids a start now. The caller then need not examine the opened
+ * file. The claim is checked at most once per LONG_PAUSE_NS. Without a check, the result is 0,
+ * whether a start is allowed or not. */
 static int are_used_up(void) {
     static uint64_t looked_ns; /* atomic */
     uint64_t now = monarch_now_ns(), last = __atomic_load_n(&looked_ns, __ATOMIC_RELAXED);
@@ -369,8 +371,8 @@ void monarch_autostart_opened_slow(int fd) {
 /* --- while a session is used ----------------------------------------------------------------- */
 
 /* Atomic. seen_beat: the daemon's heartbeat counter when it was last read, plus the session's inode
- * number. The inode number makes the sum change when the process attaches to a new session.
- * seen_ns: time of the last change of seen_beat. */
+ * number. Because of the inode number, the sum also changes when the process attaches to a new
+ * session. seen_ns: time of the last change of seen_beat [ns]. */
 static uint64_t seen_beat, seen_ns;
 
 /* Returns whether the daemon's process has certainly ended. If the daemon is in another pid
@@ -444,11 +446,10 @@ static int lacks_source(const struct session *s, const char *named) {
     return 0;
 }
 
-/* Returns whether a starter is needed although there is a session. A starter is needed in two
- * cases: the session's daemon was killed, or the daemon must learn of a new source. The second case
- * is impossible if the session has a record for this process's setting (record.h). When a daemon
- * starts, it removes the records of all other settings. So if there is a record for this setting,
- * the daemon has this setting's sources already. */
+/* Returns whether a starter is needed although there is a session. One reason is that the session's
+ * daemon was killed. The other reason is that the daemon must learn of a new source. If the session
+ * has a record for this process's setting (record.h), the daemon already has the setting's sources:
+ * when a daemon starts, it removes the records of all other settings. */
 static int needs_starter(const struct plan *p, const struct session *s) {
     return is_gone(s) ||
            (p->wish == MONARCH_WISH_UNKNOWN && lacks_source(s, value_of("MONARCH_SOURCE")));

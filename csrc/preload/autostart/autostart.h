@@ -2,8 +2,8 @@
  * autostart.
  *
  * The user requests autostart in the configuration or by MONARCH_AUTOSTART=1. The program's process
- * only launches a starter (monarch_py/commands/autostart.py), a Python program that starts the
- * daemon. The process does not wait until the daemon runs. */
+ * only launches a starter: a Python program (monarch_py/commands/autostart.py) that starts the
+ * daemon. The process does not wait for the daemon. */
 #pragma once
 
 #include "preload/process/attributes.h"
@@ -14,7 +14,7 @@ extern uint32_t monarch_autostart HIDDEN;
 
 /* Call this in the library's constructor. config: path of the configuration. s: the session to
  * which the process is attached, or NULL. Returns 1 if the library will start a daemon when one is
- * needed. In this case, the caller need not warn the user that no daemon serves. */
+ * needed. The caller then need not warn that no daemon serves. */
 int monarch_autostart_init(const char *config, const struct session *s);
 
 void monarch_autostart_opened_slow(int fd);

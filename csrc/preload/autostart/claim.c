@@ -15,9 +15,9 @@
 /* Shortest time between two starts [ns]. If a start has failed, an immediate second start would
  * usually fail too. */
 #define APART_NS 5000000000ULL
-/* If a starter finds that no daemon should be started, it marks its own start as unneeded: it makes
- * the stored time an odd number. All other stored times are even numbers. An unneeded start counts
- * toward the limit STARTS only for this long [ns]. */
+/* How long [ns] an unneeded start counts toward the limit STARTS. A start is unneeded if the
+ * starter finds that no daemon should be started. The starter then makes the stored time of its
+ * start an odd number. All other stored times are even numbers. */
 #define UNNEEDED_NS 60000000000ULL
 
 static int is_private(int fd, mode_t type) {
@@ -26,10 +26,9 @@ static int is_private(int fd, mode_t type) {
            st.st_uid == (uid_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0);
 }
 
-/* Opens a directory to which only this user has access, and creates it if there is none. Fails if
- * other users have access. If `dir` is AT_FDCWD, also fails if `path` is a link. If `dir` is a
- * descriptor, `path` may be a link: only this user has access to the directory `dir`, so no other
- * user can have made the link. */
+/* Opens a directory, and creates it if there is none. Fails if other users have access to it. dir:
+ * AT_FDCWD, or a descriptor of a directory to which only this user has access. Only with such a
+ * descriptor, `path` may be a link, because no other user can have made the link. */
 static int open_directory(int dir, const char *path) {
     const int links = dir == AT_FDCWD ? O_NOFOLLOW : 0;
     sys6(SYS_mkdirat, dir, (long)path, 0700, 0, 0, 0);
@@ -55,9 +54,9 @@ static int open_session(void) {
     return above < 0 ? -1 : open_directory(above, name + 1);
 }
 
-/* Returns the time until which the start made at the time `start` counts toward the limit STARTS,
- * or 0 if it does not count. The clock begins at 0 when the node boots. So a start whose time is in
- * the future was made before the last boot, and does not count. */
+/* Returns the time until which a start counts toward the limit STARTS, or 0 if it does not count.
+ * start: the stored time of the start. The clock begins at 0 at each boot. So a time in the future
+ * was stored before the last boot, and that start does not count. */
 static uint64_t end_of(uint64_t start, uint64_t now) {
     return start > now || !start ? 0 : start + (start & 1 ? UNNEEDED_NS : WITHIN_NS);
 }
@@ -99,8 +98,8 @@ static int count_start(int fd) {
     return sys_pwrite(fd, starts, sizeof starts, 0) == sizeof starts;
 }
 
-/* On failure, this function does not close its descriptors: the calling process, which was made to
- * become the starter, then ends, and the kernel closes them. */
+/* On failure, leaves its descriptors open. The calling process, which was to become the starter,
+ * then ends, and the kernel closes them. */
 int monarch_claim_start(int *errors) {
     int dir = open_session(), fd = dir < 0 ? -1 : open_file(dir, "starts", O_RDWR);
     if (fd < 0 || !is_private(fd, S_IFREG) ||

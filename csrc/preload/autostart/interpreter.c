@@ -17,8 +17,8 @@ static char *cut(char *path) {
 }
 
 /* Returns whether the file can be the interpreter. `path` may come from the first line of a script
- * that pip has written. If the interpreter's path is too long for this line, pip writes /bin/sh
- * there instead. */
+ * that pip has written. If the interpreter's path is too long for that line, pip writes /bin/sh
+ * instead. So the name is checked. */
 static int is_interpreter(const char *path) {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     return path[0] == '/' && (strncmp(name, "python", 6) == 0 || strncmp(name, "pypy", 4) == 0) &&
@@ -42,9 +42,9 @@ static int read_path(const char *file, const char *prefix, char *out) {
 }
 
 /* Finds the interpreter if `packages` is PREFIX/lib/pythonX.Y/site-packages. The first line of the
- * script PREFIX/bin/monarch names the interpreter for which pip has installed Monarch. If the
- * Python environment was moved, there is no interpreter at that path any longer, and
- * PREFIX/bin/pythonX.Y is used instead. */
+ * script PREFIX/bin/monarch, which pip has written, names the interpreter. If there is no
+ * interpreter at that path, for example because the environment was moved, uses
+ * PREFIX/bin/pythonX.Y. */
 static int find_beside(char *python, const char *packages) {
     char place[MONARCH_PATH_MAX];
     const char *version;

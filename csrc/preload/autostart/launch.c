@@ -8,13 +8,14 @@
 
 #include "shared/sys.h"
 
-/* monarch_launch makes an intermediate process, which makes a second process and ends at once. The
- * second process becomes the launched program. Both new processes share the memory of this process,
- * like a child of vfork, because copying the page tables of a large process takes a long time. Each
- * new process has its own stack. Functions that run in the new processes must not touch errno or
- * any other thread-local variable, because these variables belong to this process. A sanitizer
- * would add code that touches such variables. The attribute BESIDE turns the sanitizer off for a
- * function. */
+/* monarch_launch makes an intermediate process. That process makes a second process, and then ends.
+ * The second process becomes the launched program.
+ *
+ * Both new processes share this process's memory, because it takes long to copy the page tables of
+ * a large process. Each new process has its own stack. A function that runs in a new process must
+ * not touch errno or any other thread-local variable, because these variables belong to this
+ * process. A sanitizer would add code that touches them. The attribute BESIDE turns the sanitizer
+ * off for a function. */
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define BESIDE __attribute__((no_sanitize("thread", "address")))
 #else
@@ -25,8 +26,8 @@
 #define BETWEEN_NS 50000000ULL
 /* How long [ns] monarch_launch waits for the start of the program, after the intermediate process
  * has ended. If the program has not started by then, the second process still uses this process's
- * memory. That is safe even if this process ends: the kernel frees the memory only when no process
- * uses it. */
+ * memory. That is safe even if this process ends, because the kernel keeps the memory as long as
+ * any process uses it. */
 #define START_NS 2000000ULL
 /* Size of the intermediate process's stack [bytes]. */
 #define BETWEEN_STACK 4096
@@ -35,14 +36,14 @@ typedef int (*work)(struct monarch_launch *l);
 
 /* Runs `run` in a new process that shares this process's memory and table of descriptors. Returns
  * the new process's pid, or a negative error number. The kernel stores the pid in *runs before the
- * new process begins, and sets *runs to 0 when the new process has ended or has executed a program.
- * Only the kernel writes *runs, so its value is correct no matter when one of the processes is
+ * new process begins. The kernel sets *runs to 0 when the new process has ended or has executed a
+ * program. Only the kernel writes *runs, so its value is correct even if one of the processes is
  * killed.
  *
- * CLONE_VFORK is not used, because this process would then wait for the new process without a time
- * limit. The new process has no exit signal, so wait() does not report it. It is untraced, so a
- * tracer that follows children does not see it. libc's clone is not used, because before glibc 2.25
- * it changed the pid that libc caches in this process. */
+ * CLONE_VFORK is not used, because it would make this process wait without a time limit. The new
+ * process has no exit signal, so wait() does not report it. CLONE_UNTRACED hides the new process
+ * from a tracer that follows children. libc's clone is not used: before glibc 2.25, it changed the
+ * pid that libc caches in this process. */
 static long run_beside(work run, struct monarch_launch *l, void *stack, uint32_t *runs) {
     const long flags =
         CLONE_VM | CLONE_FILES | CLONE_UNTRACED | CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID;
@@ -106,8 +107,8 @@ BESIDE static void raise_limits(void) {
 }
 
 /* Removes the process's binding to certain processors and memory, and resets its priority. A
- * launcher may bind each rank to its own processors and memory, but the daemon serves all ranks. A
- * raise of the priority needs permission and may fail. */
+ * launcher may have bound this rank, but the daemon serves all ranks. If the process may not raise
+ * its priority, the priority stays. */
 BESIDE static void unbind(void) {
     uint64_t all[128];
     const int priority = 0;
@@ -120,13 +121,14 @@ BESIDE static void unbind(void) {
     sys6(SYS_ioprio_set, 1 /* IOPRIO_WHO_PROCESS */, 0, 0, 0, 0, 0);
 }
 
-/* Gives this process its own table of descriptors. Until then, this process shares the table of the
- * library's process, and must not change that table. close_range is tried first, because it makes
- * an empty table. For this, kernels from 5.9 to 6.12 copy at most the lowest 64 descriptors, and
- * then close the copies. Fewer copies are better: if the library's process is writing to a file,
- * closing a copied descriptor flushes that file. Kernels before 5.9 have only unshare, which copies
- * all descriptors. Copies without FD_CLOEXEC then stay open until the launched program closes
- * them. */
+/* Gives this process its own table of descriptors. Before this call, it shares the table of the
+ * library's process, and must not change that table.
+ *
+ * close_range is tried first, because the new table is then empty. Kernels from 5.9 to 6.12 copy at
+ * most the lowest 64 descriptors for this, and then close the copies. If the library's process is
+ * writing to a file, closing a copied descriptor flushes that file. So few copies are better.
+ * Kernels before 5.9 have only unshare, which copies all descriptors. Copies without FD_CLOEXEC
+ * then stay open until the launched program closes them. */
 BESIDE static int leave_table(void) {
     return sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||
            sys6(SYS_unshare, CLONE_FILES, 0, 0, 0, 0, 0) == 0;
@@ -157,9 +159,8 @@ BESIDE static void say_failed(const char *path) {
 }
 
 /* Turns the second process into the launched program. The process leaves the process group of the
- * library's process, so that no signal to that group reaches it. But it stays in the same session
- * (setsid(2)), for a reason that the docstring of `spawn` in monarch_py/daemon/starting.py
- * explains. */
+ * library's process, so that signals to that group do not reach it. It stays in the same session
+ * (setsid(2)). The docstring of `spawn` in monarch_py/daemon/starting.py explains why. */
 BESIDE static int become(struct monarch_launch *l) {
     const uint64_t none = 0;
     int errors = -1;
@@ -182,8 +183,8 @@ BESIDE static int become(struct monarch_launch *l) {
 
 /* --- in the intermediate process -------------------------------------------------------------- */
 
-/* Runs in the intermediate process. Makes the second process, and then ends, so that the second
- * process is an orphan. The init process or a subreaper adopts it. */
+/* Runs in the intermediate process. Makes the second process, and then ends. The second process is
+ * then an orphan, and the init process or a subreaper adopts it. */
 BESIDE static int leave_orphan(struct monarch_launch *l) {
     run_beside(become, l, l->stack + sizeof l->stack - BETWEEN_STACK, &l->runs);
     return 0;
@@ -191,8 +192,8 @@ BESIDE static int leave_orphan(struct monarch_launch *l) {
 
 /* --- in the process that calls monarch_launch ------------------------------------------------- */
 
-/* Waits until the kernel sets *runs to 0, which means that the process whose pid was in *runs has
- * ended or has executed a program. Waits at most limit_ns. */
+/* Waits until the kernel sets *runs to 0, but at most limit_ns. The kernel does so when the process
+ * whose pid is in *runs has ended or has executed a program. */
 static void await(const uint32_t *runs, uint64_t limit_ns) {
     uint64_t begin = monarch_now_ns();
     uint32_t seen;

@@ -7,8 +7,8 @@
 
 /* The session's file `autostart` has a first line, and then one record for each setting (struct
  * monarch_setting) in which the configuration was read. The latest record comes first. A record has
- * one fact per line. In memory, each line ends with a NUL. The first word of a line names the kind
- * of fact:
+ * one fact per line, and the first word of the line names the kind of fact. In memory, each line
+ * ends with a NUL.
  *
  *   monarch autostart 1         the first line of the file
  *   config PATH                 the configuration; several configurations may share a session
@@ -45,9 +45,9 @@ static int is_same_file(const char *fact) {
            monarch_time_ns(st.st_mtim.tv_sec, st.st_mtim.tv_nsec) == (int64_t)mtime_ns;
 }
 
-/* Returns whether the environment variable still has the value in `fact` (NAME=VALUE, or NAME if
- * the variable was not set). value_of expects only the name, so this function replaces the '=' by a
- * NUL during the call. */
+/* Returns whether the environment variable still has the value in `fact`. fact: NAME=VALUE, or NAME
+ * if the variable was not set. value_of expects only the name, so the '=' is a NUL during that
+ * call. */
 static int is_same_value(char *fact, const char *(*value_of)(const char *name)) {
     char *value = strchr(fact, '=');
     if (!value)
@@ -74,7 +74,7 @@ static int still_holds(char *line, const struct monarch_setting *now) {
 static char *next(char *line) { return line + strlen(line) + 1; }
 
 /* Reads the file of the session's records into `text`, and replaces each line feed by a NUL.
- * Returns the file's size, or 0 if the file is missing or incomplete. */
+ * Returns the file's size, or 0 if the file is missing, too large or incomplete. */
 static size_t read_lines(char *text) {
     uint64_t size;
     int fd = monarch_open_segment("autostart", O_RDONLY, &size);
@@ -93,8 +93,9 @@ static size_t read_lines(char *text) {
     return is_whole ? (size_t)n : 0;
 }
 
-/* Reads the record that begins at `line`. Sets *wish to the user's wish in the record, or to
- * MONARCH_WISH_UNKNOWN if the record is for another setting. Returns the line after the record. */
+/* Reads the record that begins at `line`. Sets *wish to the user's wish in the record. If a fact of
+ * the record does not hold in the setting `now`, sets *wish to MONARCH_WISH_UNKNOWN. Returns the
+ * line after the record. */
 static char *read_record(char *line, const struct monarch_setting *now, enum monarch_wish *wish) {
     *wish = MONARCH_WISH_NO;
     for (; strcmp(line, "end") != 0; line = next(line)) {

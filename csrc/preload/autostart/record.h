@@ -1,8 +1,8 @@
 /* Reads the session's records, in which a starter has stored facts about the configuration.
  *
- * A starter is the program that starts a daemon. The library cannot read YAML itself. So the
- * starter reads the configuration, and writes a record of the facts that the library needs: the
- * sources, and whether a daemon is to be started. */
+ * The library cannot read YAML. So the starter, which is the program that starts a daemon, reads
+ * the configuration. It writes a record of the facts that the library needs: the sources, and
+ * whether a daemon is to be started. */
 #pragma once
 
 #include <stdint.h>
@@ -29,9 +29,9 @@ struct monarch_setting {
     const char *(*value_of)(const char *name);
 };
 
-/* Reads the session's record for the setting `now` into `text` (MONARCH_RECORD_BYTES bytes).
- * Returns whether a daemon is to be started according to the record, or MONARCH_WISH_UNKNOWN if
- * there is no record for this setting. */
+/* Finds the session's record for the setting `now`, and stores it in `text` (MONARCH_RECORD_BYTES
+ * bytes). Returns the user's wish in the record, or MONARCH_WISH_UNKNOWN if there is no record for
+ * this setting. */
 enum monarch_wish monarch_read_record(char *text, const struct monarch_setting *now);
 /* Returns whether `path` is below a source of the record. `path` must contain no links and no
  * components `.` or `..`. */

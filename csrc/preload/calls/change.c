@@ -1,9 +1,9 @@
 /* Interposed calls that change a file's content or attributes, by name or by descriptor.
  *
  * Each call makes exactly the requested change, at the source. The library records the file as
- * changed before it makes the call. So after the call, no process reads the old copy, even if the
- * caller is killed right after the call. If the call fails, the file is unchanged, but its copy is
- * nevertheless not used again in this session. */
+ * changed before the call. So no process reads the old copy after the call, even if the caller is
+ * killed. If the call fails, the file is unchanged, but its copy is not used again in this
+ * session. */
 #include <string.h>
 
 #include "preload/changes/record.h"

@@ -1,7 +1,7 @@
 /* Interposed calls that duplicate descriptors, close them, or set their properties.
  *
  * A tracked descriptor refers to a source's file that had no copy when the program opened it. A
- * table lists all tracked descriptors (track.h). Backing descriptors belong to the library: each
+ * table lists all tracked descriptors (track.h). A backing descriptor belongs to the library. It
  * refers to the source's file of a copy that the program has open (backing.h). The calls below
  * update the table and the backing descriptors. */
 #include <errno.h>
@@ -26,8 +26,8 @@ static void will_close_direct(int fd) {
 }
 
 /* Closes a descriptor that is tracked or may be a backing descriptor. A backing descriptor belongs
- * to the library. If the program tries to close it, the call fails with EBADF. This is a separate
- * function, so that `close` makes only two checks for all other descriptors. */
+ * to the library, so the program's call fails with EBADF. This is a separate function, so that
+ * `close` makes only two checks for all other descriptors. */
 __attribute__((noinline)) static int close_known(int fd) {
     if (monarch_has_backing() && monarch_is_backing(fd)) {
         errno = EBADF;
@@ -70,7 +70,7 @@ static int real_close_range(unsigned first, unsigned last, int flags) {
 }
 
 /* Returns whether the kernel supports close_range (since Linux 5.9) with these flags. Tries a call
- * for the descriptor number UINT_MAX. No descriptor has this number, so the call closes nothing. */
+ * for the number UINT_MAX. No descriptor has this number, so the call closes nothing. */
 static int can_close_range(int flags) {
     int old_errno = errno;
     int can = real_close_range(UINT_MAX, UINT_MAX, flags & ~CLOSE_RANGE_UNSHARE) == 0;
@@ -79,8 +79,8 @@ static int can_close_range(int flags) {
 }
 
 /* Closes the descriptors from `first` to `last`. If `flags` contains CLOSE_RANGE_CLOEXEC, only sets
- * FD_CLOEXEC on them. A backing descriptor (backing.h) in the range stays open if the copy's
- * descriptor that needs it is outside the range. */
+ * FD_CLOEXEC on them. A backing descriptor (backing.h) stays open if its copy's descriptor is
+ * outside the range. */
 static int close_around_backing(unsigned first, unsigned last, int flags) {
     int r = 0;
     if (flags & CLOSE_RANGE_CLOEXEC)
@@ -117,9 +117,9 @@ PUBLIC void closefrom(int first) {
         real_close_range(from, UINT_MAX, 0);
 }
 
-/* Despite its name, fcloseall leaves the descriptors of the streams open. Nevertheless, the library
- * treats all descriptors as if they were closed: it stops tracking them. That does no harm: reads
- * of a descriptor that is not tracked go to the kernel. */
+/* Despite its name, fcloseall leaves the descriptors of the streams open. The library nevertheless
+ * stops tracking all descriptors. That does no harm: reads of an untracked descriptor go to the
+ * kernel. */
 PUBLIC int fcloseall(void) {
     monarch_untrack_range(0, UINT_MAX);
     return REAL(fcloseall)();
@@ -158,9 +158,9 @@ PUBLIC int dup3(int fd, int fresh, int flags) {
     return duplicated(fd, REAL(dup3)(fd, fresh, flags));
 }
 
-/* Returns whether the command sets a lease, or how the lease is reported. If another process wants
- * to open the leased file, the kernel sends a signal. F_SETSIG chooses the signal. F_SETOWN and
- * F_SETOWN_EX choose the process that gets the signal. */
+/* Returns whether the command sets a lease, or chooses how the kernel reports that another process
+ * wants to open the leased file. F_SETSIG chooses the signal. F_SETOWN and F_SETOWN_EX choose the
+ * process that gets the signal. */
 static int is_lease(int command) {
     return command == F_SETLEASE || command == F_SETSIG || command == F_SETOWN ||
            command == F_SETOWN_EX;
@@ -170,9 +170,9 @@ static int hangs_on_file(int command) {
     return command == F_SETFL || command == F_NOTIFY || is_lease(command);
 }
 
-/* Returns the flags that fcntl(F_GETFL) must report. When the library opens a copy, it adds
- * O_NOFOLLOW to the program's flags. This function removes O_NOFOLLOW again. Otherwise, a program
- * that uses the reported flags to open the descriptor's link in /proc would get an error. */
+/* Returns the flags that fcntl(F_GETFL) must report. The library opens a copy with O_NOFOLLOW in
+ * addition to the program's flags, so O_NOFOLLOW is removed here. Otherwise, a program that opens
+ * the descriptor's link in /proc with the reported flags would get an error. */
 __attribute__((noinline)) static int program_flags(int fd, int flags) {
     return monarch_is_copy(fd, NULL) ? monarch_flags_of_copy(flags) : flags;
 }
@@ -196,8 +196,8 @@ PUBLIC int fcntl(int fd, int command, ...) {
         will_share(fd);
     if (command == F_SETFD && monarch_has_backing())
         monarch_backing_flag_slow(fd, (int)(intptr_t)arg);
-    /* During the call, no other thread may promote the descriptor, which means to make it refer to
-     * the copy: a promotion would set FD_CLOEXEC back to its old value. So the descriptor is pinned
+    /* A promotion makes the descriptor refer to the copy. It would also set FD_CLOEXEC back to its
+     * old value. So the descriptor is pinned during the call: no other thread can promote it
      * (track.h). */
     if (command == F_SETFD && monarch_track_pin(fd, 0, &pin)) {
         int done = REAL(fcntl)(fd, command, arg);
@@ -210,13 +210,13 @@ PUBLIC int fcntl(int fd, int command, ...) {
     return command == F_DUPFD || command == F_DUPFD_CLOEXEC ? duplicated(fd, r) : r;
 }
 
-/* Call this when the program sets, reads or moves a descriptor's offset. From now on, the library
+/* Call this when the program sets, reads or moves a descriptor's offset. From then on, the library
  * never promotes the descriptor (makes it refer to the copy), because a promotion does not preserve
  * the offset. */
 static void uses_offset(int fd) { monarch_track_flag(fd, TRACK_OFFSET); }
 
 /* Handles lseek with SEEK_DATA or SEEK_HOLE. A copy has no holes. So for a copy of a sparse file,
- * the seek is made in the source's file, through the backing descriptor. */
+ * searches the source's file through the backing descriptor, and then moves the offset of `fd`. */
 static off_t seek_hole(int fd, off_t offset, int whence) {
     struct stat st;
     int sparse = fstat(fd, &st) == 0 && st.st_blocks * 512 < st.st_size;
@@ -252,8 +252,8 @@ PUBLIC FILE *fdopen(int fd, const char *mode) {
 }
 
 /* Call this after sendfile, splice or copy_file_range. Counts the n bytes that the call has read
- * from `from`. *at: the offset at which the call stopped reading. `at` is NULL if the call used the
- * descriptor's own offset. */
+ * from `from`, and returns n. *at: the offset after the last byte read. `at` is NULL if the call
+ * used the descriptor's own offset. */
 static ssize_t count_moved(int from, ssize_t n, const off64_t *at) {
     return monarch_note_read(from, n, at && n > 0 ? *at - n : -1);
 }
@@ -289,11 +289,10 @@ static int is_same_file(int one, int other) {
     return is_same;
 }
 
-/* If `from` is a descriptor of a copy, the bytes are read through the backing descriptor of `from`
- * in two cases. In the first case, `to` is a descriptor of the source's file. The kernel must
- * refuse overlapping ranges of one file, but for the kernel, the copy and the source's file are two
- * files. In the second case, the kernel has refused the call (EXDEV), because the copy and `to` are
- * on different file systems. */
+/* If `from` is a descriptor of a copy, the bytes are read through its backing descriptor in two
+ * cases. First, `to` is a descriptor of the source's file. The kernel must refuse overlapping
+ * ranges of one file, but it takes the copy and the source's file for two files. Second, the kernel
+ * has refused the call (EXDEV), because the copy and `to` are on different file systems. */
 PUBLIC ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *to_at, size_t n,
                                unsigned flags) {
     if (!at)

@@ -14,7 +14,7 @@ static inline void monarch_will_close(int fd) {
 void monarch_will_close_stream(FILE *stream);
 
 /* Call this when a stream takes over a tracked descriptor (track.h). The library does not see the
- * stream's reads. So this function counts the whole file as read at the source. */
+ * stream's reads. So the whole file is counted as read at the source. */
 void monarch_count_stream(int fd);
 
 /* Returns whether monarch_lock handles this command of fcntl: a lock command, or F_GETLEASE. */

@@ -182,8 +182,8 @@ static int is_still_listed(const struct directory *d) {
            monarch_look_and_list(&d->of, AT_FDCWD, path) == d->listing;
 }
 
-/* After rewinddir, the program must see the directory as it is now. If the catalog's listing is no
- * longer valid, the source's directory is listed from now on. */
+/* After rewinddir, the program must see the directory's present names. If the catalog's listing is
+ * no longer valid, the source's directory is listed from now on. */
 PUBLIC void rewinddir(DIR *stream) {
     struct directory *d = ours(stream);
     if (!d || d->real) {

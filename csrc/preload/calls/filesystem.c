@@ -29,9 +29,8 @@ static void fill(const struct monarch_filesystem *f, struct statfs *s) {
     memcpy(&s->f_fsid, f->fsid, sizeof f->fsid);
 }
 
-/* Answers statfs from the catalog. The figures are those that the daemon read when it last compared
- * the catalog with the source. Returns 0 if the catalog cannot answer; the caller must then ask the
- * kernel. */
+/* Answers statfs from the catalog, with the figures that the daemon read when it last compared the
+ * catalog with the source. Returns 0 if the caller must ask the kernel. */
 static int answer(const char *path, struct statfs *s) {
     struct monarch_known k;
     MAYBE_NULL(s);
@@ -50,8 +49,8 @@ PUBLIC int statfs(const char *path, struct statfs *s) {
 }
 
 /* If `fd` is a descriptor of a copy, returns the path of the source that contains the copied file.
- * Otherwise returns NULL. Callers pass the source's path to statfs or statvfs. They do not pass the
- * path of the file, because the file may have been removed. */
+ * Otherwise returns NULL. Callers pass this path to statfs or statvfs. The path of the file itself
+ * is not used, because the file may have been removed. */
 static const char *source_of(int fd) {
     struct stat st;
     const struct monarch_catalog *c;
@@ -68,8 +67,7 @@ PUBLIC int fstatfs(int fd, struct statfs *s) {
 }
 
 /* Returns whether libc's statvfs stores the file system's type in the field after f_namemax. Older
- * versions of libc set this field to 0. To find this out, the first call of this function calls
- * libc's statvfs for "/". */
+ * versions of libc set this field to 0. The first call finds this out by a statvfs for "/". */
 static int tells_type(void) {
     static int known;
     struct statvfs v;
@@ -130,9 +128,9 @@ handle_of_link(int dir, const char *path, struct file_handle *handle, int *mount
     return REAL(name_to_handle_at)(dir, path, handle, mount, flags);
 }
 
-/* A handle identifies a file within its file system, so the handle of a copy would be wrong for the
- * program. `dir` may be a descriptor of a copy, or `path` may be such a descriptor's link in /proc.
- * The call then returns the handle of the source's file. */
+/* A handle identifies a file within its file system, so a copy's handle would be wrong for the
+ * program. If `dir` is a descriptor of a copy, or if `path` is such a descriptor's link in /proc,
+ * returns the handle of the source's file. */
 PUBLIC int name_to_handle_at(int dir, const char *path, struct file_handle *handle, int *mount,
                              int flags) {
     MAYBE_NULL(path);

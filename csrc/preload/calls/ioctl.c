@@ -14,18 +14,18 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* Returns the descriptor on which a request about the source's file must be made. If `fd` is a
- * descriptor of a copy, that is the backing descriptor of `fd`, which refers to the source's file
- * (backing.h). Otherwise, it is `fd` itself. */
+/* Returns the descriptor on which a request about the source's file must be made. For a descriptor
+ * of a copy, that is its backing descriptor, which refers to the source's file (backing.h).
+ * Otherwise, it is `fd` itself. */
 static int source_of(int fd) {
     int backing = monarch_backing_fd(fd);
     return backing >= 0 ? backing : fd;
 }
 
-/* Call this before a request after which the file of `to` shares blocks with the file of `from`.
- * Returns the descriptor to use in place of `from`. Files can share blocks only within one file
- * system. So if `from` is a descriptor of a copy, and `to` is on a source's device, returns the
- * backing descriptor of `from`. Otherwise returns `from`. */
+/* Call this before a request that makes the file of `to` share blocks with the file of `from`.
+ * Files can share blocks only within one file system. Returns the descriptor to use in place of
+ * `from`: its backing descriptor if `from` is a descriptor of a copy and `to` is on a source's
+ * device. Otherwise returns `from`. */
 static int to_share(int from, int to) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     struct stat st;
@@ -44,9 +44,9 @@ static int changes_file(unsigned long request) {
            request == FS_IOC_FSSETXATTR;
 }
 
-/* Returns whether the `n` bytes at `at` can be read. If they cannot, the caller passes the address
- * on to the kernel, whose ioctl returns EFAULT. If the library itself read unreadable memory, the
- * program would crash. */
+/* Returns whether the `n` bytes at `at` can be read. If the library itself read unreadable memory,
+ * the program would crash. So the caller passes such an address on to the kernel, and ioctl returns
+ * EFAULT. */
 static int can_be_read(const void *at, size_t n) {
     char copy[sizeof(struct file_clone_range)];
     struct iovec from = {(void *)at, n}, to = {copy, n};

@@ -1,8 +1,8 @@
 /* Takes locks on the source's file, never on a copy.
  *
- * Programs without the library use the source's file, and would not notice a lock on a copy. If the
- * program locks a descriptor of a copy, the lock is taken on its backing descriptor, which refers
- * to the source's file. */
+ * Programs without the library use the source's file, and would not notice a lock on a copy. So the
+ * lock on a copy's descriptor is taken on its backing descriptor, which refers to the source's
+ * file. */
 #include "preload/calls/descriptors.h"
 
 #include <errno.h>
@@ -34,9 +34,10 @@ static int find_descriptor(int fd, int *on) {
     return 0;
 }
 
-/* Call this after a lock call. r: the result of the call. on: the descriptor that find_descriptor
- * has chosen for `fd`: a backing descriptor, or `fd` itself. If the lock was granted, makes later
- * reads return what the previous holder of the lock has written. */
+/* Call this after a lock call. Returns r, the result of the call. on: the descriptor that
+ * find_descriptor has chosen for `fd`. If the lock was granted, checks whether the source's file
+ * has changed. If so, later reads go to the source, and return what the previous holder of the lock
+ * has written. */
 static int granted(int r, int fd, int on) {
     int old_errno = errno;
     if (r == 0 && on != fd)
@@ -52,13 +53,11 @@ PUBLIC int flock(int fd, int operation) {
     return find_descriptor(fd, &on) ? granted(REAL(flock)(on, operation), fd, on) : -1;
 }
 
-/* Returns whether a lock call must be repeated: if another thread has called monarch_close_unseen
- * meanwhile, the lock call's result may be wrong (locked_files.h). r: the result of the lock call,
- * whose error is in errno. closings: the value that monarch_await_closings has stored before the
- * lock call. If no call of monarch_close_unseen has begun since then, returns 0. Otherwise, returns
- * 1 in two cases. First, the lock was granted: monarch_close_unseen may have dropped this lock
- * again. Second, the lock was refused because of another lock: monarch_close_unseen may have held
- * that other lock. */
+/* Returns whether a lock call must be repeated because another thread has called
+ * monarch_close_unseen meanwhile. If the lock was granted, that thread may have dropped it again.
+ * If the lock was refused because of another lock, that thread may have held the other lock for a
+ * moment (locked_files.h). r: the result of the lock call, whose error is in errno. closings: the
+ * value that monarch_await_closings has stored before the lock call. */
 static int is_doubtful(int r, uint32_t closings) {
     return (r == 0 || errno == EAGAIN || errno == EACCES) && monarch_has_closed_since(closings);
 }
@@ -76,9 +75,10 @@ static int call(int on, const struct lock_call *c) {
 }
 
 /* Makes the lock call `c` on the source's file. changes: whether the call may change the process's
- * POSIX locks. If so, the call is repeated while its result is doubtful (is_doubtful). If the last
- * result is still doubtful, this function fails. If the lock was granted, errno is ENOLCK, because
- * the lock may be lost again. If the lock was refused, errno is the kernel's. */
+ * POSIX locks. If so, the call is repeated while its result is doubtful (is_doubtful), up to
+ * MONARCH_LOCK_ROUNDS times. If the last result is still doubtful, the function fails. After a
+ * granted lock, errno is then ENOLCK, because the lock may be lost again. After a refused lock,
+ * errno is the kernel's. */
 static int lock(int fd, int changes, const struct lock_call *c) {
     int on, r, old_errno = errno, rounds = 0;
     uint32_t closings;

@@ -10,11 +10,11 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* Returns whether the access is certainly allowed. The mode bits of the file are not enough to
- * decide this, because the kernel applies further rules. But the access is certainly allowed if the
- * kernel has already allowed it to another process of this user, such as the daemon. So a file may
- * be read if it has a copy, because a process has read the file to make the copy. A directory may
- * be read if the catalog has its listing, and may be searched if this listing contains names. */
+/* Returns whether the access is certainly allowed. The mode bits of the file do not suffice,
+ * because the kernel applies further rules. But the access is allowed if the kernel has already
+ * allowed it to another process of this user, such as the daemon. So a file with a copy may be
+ * read, because a process has read it to make the copy. A directory may be read if the catalog has
+ * its listing, and may be searched if this listing contains names. */
 static int is_allowed(const struct monarch_known *k, int mode) {
     const struct monarch_entry *e = k->entry;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
@@ -28,8 +28,8 @@ static int is_allowed(const struct monarch_known *k, int mode) {
     return !(mode & X_OK) || monarch_listing_length(listing) > 0;
 }
 
-/* Returns 1 if access is allowed, or 0 if the kernel must be asked. effective: 1 to check access
- * for the effective user and group instead of the real ones. */
+/* Returns 1 if access is allowed, or 0 if the kernel must be asked. effective: 1 to check the
+ * effective user and group instead of the real ones. */
 static int answer(int dir, const char *path, int mode, int follow, int effective) {
     struct monarch_known k;
     if (mode & ~(R_OK | W_OK | X_OK))
@@ -106,9 +106,9 @@ PUBLIC ssize_t __readlinkat_chk(int dir, const char *path, char *target, size_t 
 /* --- where a path leads in the end ------------------------------------------------------------ */
 
 /* Writes the full path of the entry's file to *resolved, or to new memory if *resolved is NULL.
- * Returns 0 if the path is too long. The path contains no links: the daemon's scan of a source
- * follows no links, and the path of the source itself is stored without links. This is a separate
- * function, because its buffer takes much of the stack, and few calls need the buffer. */
+ * Returns 0 if the path is too long. The path contains no links: the source's own path is stored
+ * without links, and the daemon's scan follows none. This is a separate function, because its
+ * buffer takes much of the stack, and few calls need it. */
 __attribute__((noinline)) static int tell_path(const struct monarch_known *k, char **resolved) {
     char real[MONARCH_PATH_MAX];
     if (!monarch_source_path(k->session, k->catalog, k->entry, real))

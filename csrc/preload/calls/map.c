@@ -18,9 +18,9 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* The interposed mmap opens and closes the copy by raw system calls, because libc's open is a
- * cancellation point, and mmap must not be one. Under ThreadSanitizer, libc's functions are used,
- * because ThreadSanitizer tracks descriptors by intercepting these functions. */
+/* The interposed mmap must not be a cancellation point, but libc's open is one. So the copy is
+ * opened and closed by raw system calls. ThreadSanitizer tracks descriptors by intercepting libc's
+ * functions. So libc's functions are used under ThreadSanitizer. */
 #ifdef __SANITIZE_THREAD__
 #define OPEN(path) REAL(open)(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
 #define CLOSE(fd) REAL(close)(fd)
@@ -68,10 +68,9 @@ static uint64_t count_mapped(const struct monarch_wanted *w, size_t n, off_t off
 static void *map_tracked(void *at, size_t n, int prot, int flags, int fd, off_t offset,
                          uint64_t tracked) {
     struct monarch_wanted w;
-    /* TRACK_DIRECT means that the daemon makes the copy from the pages that the program's reads
-     * leave in the page cache. For this, the library sends the daemon the descriptor, usually after
-     * the reads. But the library does not see reads through a mapping, so it sends the descriptor
-     * now. */
+    /* With TRACK_DIRECT, the daemon makes the copy from the pages that the program's reads leave in
+     * the page cache. The library usually sends the daemon the descriptor after these reads. But
+     * the library does not see reads through a mapping, so it sends the descriptor now. */
     if (tracked & TRACK_DIRECT)
         monarch_hand_over(fd, tracked, 0);
     if (!monarch_find_file(fd, tracked, &w))
@@ -113,7 +112,7 @@ PUBLIC void *mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset)
         return map_tracked(at, n, prot, flags, fd, offset, tracked);
     void *r = REAL(mmap)(at, n, prot, flags, fd, offset);
     /* The library may still remember an older mapping at these addresses, if it did not see the
-     * system call that removed the older mapping. So it forgets the older mapping now. */
+     * removal of that mapping. So it forgets the older mapping now. */
     if (r != MAP_FAILED && !(flags & MAP_FIXED))
         monarch_mappings_say(r, n, MONARCH_FORGET);
     return r;

@@ -1,8 +1,8 @@
 /* Interposed calls that create, rename and remove names.
  *
- * Each call makes exactly the requested change, at the source. The library records two changes: of
- * the file to which the name leads, and of the directory that contains the name. Usually, it
- * records them before the call. So after the call, no process reads an outdated copy or listing. */
+ * Each call makes exactly the requested change, at the source. The library records a change of the
+ * file to which the name leads, and of the directory that contains the name. Usually, it records
+ * them before the call. So after the call, no process reads an outdated copy or listing. */
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -24,8 +24,8 @@ static void before_rename(int fromdir, const char *from, int todir, const char *
 }
 
 /* Call this after a rename. Returns r, the result of the rename. Records once more that the renamed
- * trees have changed: before_rename has recorded it too, but since then, the daemon may have added
- * more files of these trees to the catalog. */
+ * trees have changed. Since before_rename has recorded it, the daemon may have added more files of
+ * these trees to the catalog. */
 static int after_rename(int r, int fromdir, const char *from, int todir, const char *to) {
     int error = errno;
     if (r == 0 && __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE)) {
@@ -66,8 +66,8 @@ PUBLIC int link(const char *from, const char *to) {
     return REAL(link)(from, to);
 }
 
-/* This is a separate function, so that its buffer for a path is not on the stack at the same time
- * as the buffer of monarch_changed_names. */
+/* This is a separate function, so that its buffer is not on the stack at the same time as the
+ * buffer of monarch_changed_names. */
 __attribute__((noinline)) static int link_changed(int fromdir, const char *from, int todir,
                                                   const char *to, int flags) {
     char real[MONARCH_PATH_MAX];
@@ -78,8 +78,8 @@ __attribute__((noinline)) static int link_changed(int fromdir, const char *from,
         from = monarch_file_to_change(fromdir, from, flags & AT_SYMLINK_FOLLOW, real);
     if (source)
         return REAL(linkat)(AT_FDCWD, source, todir, to, 0);
-    /* If `from` led to a copy, it is now `real`, the path of the source's file. In this case, no
-     * link need be followed, so the flags are 0. */
+    /* If `from` led to a copy, it is now `real`, the path of the source's file. No link must then
+     * be followed, so the flags are 0. */
     return REAL(linkat)(fromdir, from, todir, to, from == real ? 0 : flags);
 }
 
@@ -177,9 +177,9 @@ PUBLIC int mknod(const char *path, mode_t mode, dev_t device) {
     return REAL(mknod) ? REAL(mknod)(path, mode, device) : REAL(__xmknod)(0, path, mode, &device);
 }
 
-/* When a local socket is bound, its address becomes a name in the file system, unless the address
- * begins with a NUL. The change is recorded after the call, because the library may read `address`
- * only if the kernel has accepted it. For a bad pointer, the kernel returns EFAULT. */
+/* Binding a local socket creates a name in the file system, unless the address begins with a NUL.
+ * The change is recorded after the call. Before the call, `address` might be a bad pointer, and the
+ * program would crash if the library read it. */
 PUBLIC int bind(int fd, const struct sockaddr *address, socklen_t n) {
     const struct sockaddr_un *local = (const void *)address;
     char path[sizeof local->sun_path + 1];

@@ -29,9 +29,9 @@ __attribute__((noinline)) static int open_for_change(int dir, const char *path, 
             monarch_made(fd, dir, path, real);
         return fd;
     }
-    /* The path may be a name such as /proc/self/fd/7, which leads to a copy that the program has
-     * open. In this case, `fd` is a descriptor of the copy, but the program must write to the
-     * source's file. So the source's file is opened instead. */
+    /* The path may lead to a copy that the program has open: for example, /proc/self/fd/7. In this
+     * case, `fd` is a descriptor of the copy, but the program must write to the source's file. So
+     * the source's file is opened instead. */
     if (fd >= 0 && monarch_opened_for_change(fd, flags & O_CREAT, dir, path, real)) {
         REAL(close)(fd);
         return REAL(open)(real, flags & ~O_CREAT);
@@ -55,16 +55,16 @@ __attribute__((noinline)) static int open_awaited(struct session *s, int dir, co
     if (fd >= 0) {
         monarch_opened_copy(s, o);
         /* The program's reads of a file are counted if the file had no copy when the open began
-         * (progress.h). But the library does not see reads of a copy, so it counts the whole file
+         * (progress.h). But the library does not see reads of a copy. So it counts the whole file
          * as read now. */
         monarch_progress(s, (uint64_t)o->id, o->entry->size);
     }
     return fd;
 }
 
-/* Promotes `fd`, a descriptor of the source's file: makes it refer to the copy that the look-up `o`
- * has found. Does nothing if the program has locks on the file. Returns whether `fd` refers to the
- * copy now. */
+/* Makes `fd`, a descriptor of the source's file, refer to the copy that the look-up `o` has found.
+ * Does nothing if the program has locks on the file. Returns whether `fd` refers to the copy
+ * now. */
 static int is_promoted(struct session *s, const struct monarch_opening *o, int flags, int fd) {
     struct monarch_wanted w = {.session = s, .entry = o->entry, .id = (uint64_t)o->id};
     w.version = __atomic_load_n(&o->entry->version, __ATOMIC_ACQUIRE);
@@ -75,10 +75,10 @@ static int is_promoted(struct session *s, const struct monarch_opening *o, int f
     return monarch_promote(fd, monarch_tracked(fd), &w);
 }
 
-/* Call this after an open of a path that seemed to be outside all sources. The library found out
- * after the open that the path's directory leads into a source. Looks up `path` again. If the file
- * has a copy, makes `fd`, the result of the open, refer to the copy. Without this, the first open
- * in the directory would not use a copy, and the program may open no other file there. */
+/* Call this if the library has found out by an open that the path's directory leads into a source.
+ * Before the open, the path seemed to be outside all sources. Looks up `path` again. If the file
+ * has a copy, makes `fd`, the result of the open, refer to the copy. Without this, the first file
+ * that is opened in each such directory would be read from the source. */
 __attribute__((noinline)) static void open_learnt(struct session *s, int dir, const char *path,
                                                   int flags, uint64_t took_ns, int fd) {
     struct monarch_opening o;
@@ -108,8 +108,8 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
         monarch_end_look_up(s, &aim, dir, path, flags, &o);
         int is_right = o.served && (o.word ^ guess) >> 8 == 0;
         if (fd >= 0 && !is_right)
-            /* The file was opened through REAL(open), so another preloaded library may have seen
-             * the open. That library must see the close too, so sys_close is not used. */
+            /* REAL(open) may belong to another preloaded library, which has then seen the open.
+             * That library must see the close too, so sys_close is not used. */
             REAL(close)(fd);
         if (o.served && !is_right)
             fd = REAL(open)(o.copy, monarch_copy_flags(flags));
@@ -207,16 +207,15 @@ static int made(int fd, const char *name) {
     return fd;
 }
 
-/* Returns the flags in *how. n: size of the caller's struct open_how, which may be an older or a
- * newer version of the struct than the library's. */
+/* Returns the flags in *how. n: size of the caller's struct open_how. The caller's version of the
+ * struct may be older or newer than the library's. */
 static int64_t flags_of(const struct open_how *how, size_t n) {
     MAYBE_NULL(how);
     return how && n >= sizeof how->flags ? (int64_t)how->flags : O_RDONLY;
 }
 
-/* For reading, openat2 opens the file at the source even if the file has a copy, because only the
- * kernel can check restrictions such as RESOLVE_BENEATH. glibc has had openat2 since version
- * 2.43. */
+/* For reading, openat2 opens the source's file even if the file has a copy. Only the kernel can
+ * check restrictions such as RESOLVE_BENEATH. glibc has had openat2 since version 2.43. */
 int openat2(int dir, const char *path, const struct open_how *how, size_t n);
 PUBLIC int openat2(int dir, const char *path, const struct open_how *how, size_t n) {
     char real[MONARCH_PATH_MAX];
@@ -233,9 +232,9 @@ PUBLIC int openat2(int dir, const char *path, const struct open_how *how, size_t
     return fd;
 }
 
-/* The library cannot find out from the handle alone which file the handle identifies. So before an
- * open that truncates the file, this function opens the file with O_PATH, and records the change
- * for that descriptor. */
+/* From the handle alone, the library cannot find out which file it identifies. So before an open
+ * that truncates the file, this function opens the file with O_PATH, and records the change for
+ * that descriptor. */
 PUBLIC int open_by_handle_at(int mount, struct file_handle *handle, int flags) {
     int old_errno = errno, changes = monarch_may_change(flags);
     if (changes && flags & O_TRUNC && __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE)) {
@@ -251,10 +250,10 @@ PUBLIC int open_by_handle_at(int mount, struct file_handle *handle, int flags) {
     return fd;
 }
 
-/* Adds an open to the list of actions that posix_spawn makes in the child. libc makes this open in
- * the child, and the library does not see it. So if the file is opened for writing, and `path`
- * leads to a copy, this function adds the path of the source's file instead. Later, before
- * posix_spawn makes the child, spawn.c records that the child may change the file. */
+/* Adds an open to the actions that posix_spawn makes in the child. The library does not see this
+ * open, because libc makes it. So if the file is opened for writing, and `path` leads to a copy,
+ * this function adds the path of the source's file instead. When the program calls posix_spawn,
+ * spawn.c records that the child may change the file. */
 PUBLIC int posix_spawn_file_actions_addopen(posix_spawn_file_actions_t *actions, int fd,
                                             const char *path, int flags, mode_t mode) {
     char real[MONARCH_PATH_MAX];

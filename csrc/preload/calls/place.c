@@ -17,9 +17,9 @@ static void root_may_part(void) { __atomic_store_n(&roots_part, 1, __ATOMIC_RELE
 
 PUBLIC int chroot(const char *path) {
     if (__atomic_load_n(&roots_part, __ATOMIC_ACQUIRE))
-        /* The process stops using copies before the call of chroot. Otherwise, another thread could
+        /* The process stops using copies before chroot is called. Otherwise, another thread could
          * check during the call whether the process sees the sources (roots.h), and could store a
-         * result that is wrong after the call. */
+         * result that is wrong afterwards. */
         monarch_roots_are_foreign();
     int r = REAL(chroot)(path);
     monarch_roots_may_differ();
@@ -28,7 +28,7 @@ PUBLIC int chroot(const char *path) {
 
 /* With CLONE_NEWNS, the process gets its own mounts. The library cannot see when these mounts
  * change, so the process no longer uses copies. With CLONE_FS or CLONE_NEWUSER, the calling thread
- * has its own root directory from then on. */
+ * gets its own root directory. */
 PUBLIC int unshare(int flags) {
     monarch_mappings_end();
     if (flags & (CLONE_FS | CLONE_NEWUSER))
@@ -52,8 +52,8 @@ PUBLIC int setns(int fd, int type) {
 }
 
 /* After capset, the calling thread may lack capabilities that the daemon has. Calls that change the
- * user, such as setuid, are not interposed: copies belong to the daemon's user, so a process of
- * another user cannot open them. */
+ * user, such as setuid, need not be interposed: copies belong to the daemon's user, and a process
+ * of another user cannot open them. */
 int capset(void *header, const void *data);
 PUBLIC int capset(void *header, const void *data) {
     int r = REAL(capset)(header, data);
@@ -101,10 +101,10 @@ static int run_in_new_place(void *at) {
     return start.run(start.data);
 }
 
-/* A child with its own namespaces uses no copies, like a process after unshare. The child starts in
- * run_in_new_place, which first stops the use of copies, and then calls `run`, the program's
- * function. `run` and its argument are stored at the top of the child's stack. A child that shares
- * memory but was made without CLONE_FS is a thread with its own root directory. */
+/* A child with its own namespaces must use no copies, like a process after unshare. So the child
+ * starts in run_in_new_place, which first stops the use of copies, and then calls the program's
+ * function `run`. `run` and its argument are stored at the top of the child's stack. With CLONE_VM
+ * but without CLONE_FS, the child is a thread with its own root directory. */
 PUBLIC int clone(int (*run)(void *), void *stack, int flags, void *data, ...) {
     va_list args;
     va_start(args, data);

@@ -52,8 +52,8 @@ int monarch_find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
         if (!(w->version & 1) && is_readable(fd, w))
             return 1;
         /* In the state BYPASS, the file gets no copy. The descriptor is removed from the table
-         * below, and the library does not see later reads through it. So the whole file is counted
-         * as read now. */
+         * below. So the library does not see later reads through it, and counts the whole file as
+         * read now. */
         if (!(tracked & TRACK_OFFSET) && MONARCH_WORD_STATE(__atomic_load_n(
                                              &w->entry->word, __ATOMIC_ACQUIRE)) == MONARCH_BYPASS)
             monarch_count_source(s, w->entry->size);
@@ -64,9 +64,8 @@ int monarch_find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
          * has started yet */
         return 0;
     }
-    /* The descriptor's word stays in the table if it has TRACK_OFFSET, because another thread may
-     * need the word: that thread may have moved the offset to claim bytes, and may have to move the
-     * offset back. */
+    /* A descriptor's word with TRACK_OFFSET stays in the table. Another thread may have moved the
+     * offset to claim bytes, and needs the word if it has to move the offset back. */
     if (!(tracked & TRACK_OFFSET))
         monarch_untrack_seen(fd, tracked);
     return 0;
@@ -75,8 +74,8 @@ int monarch_find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
 /* --- from the copy ---------------------------------------------------------------------------- */
 
 /* Reads `n` bytes at the offset `at` from the copy that `word` names. Returns the number of bytes
- * read. Each call opens and closes the copy, so that no descriptor stays open during a wait or
- * between calls. */
+ * read. Opens and closes the copy, so that no descriptor stays open during a wait or between
+ * calls. */
 static uint64_t read_from(const struct session *s, uint64_t word, char *buf, uint64_t n,
                           uint64_t at) {
     char path[MONARCH_COPY_PATH];
@@ -98,9 +97,9 @@ int monarch_is_coming(const struct monarch_wanted *w, uint64_t word) {
            monarch_request_fill(w->session, w->entry, w->id, w->n);
 }
 
-/* Reads the range [w->at, w->at + w->n), which lies within the file, from the copy. If the copy is
- * not complete yet, may wait for the missing bytes. Stops at the first byte that the copy cannot
- * provide. Returns the number of bytes read. The caller reads the rest of the range from the
+/* Reads the range [w->at, w->at + w->n), which lies within the file, from the copy. May wait for
+ * bytes that are not in the copy yet. Stops at the first byte that the copy cannot provide. Returns
+ * the number of bytes read. *w is then the rest of the range, which the caller must read from the
  * source. */
 static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
     uint64_t begin = w->at, filling = 0;
@@ -111,8 +110,8 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
         int64_t ready = state == MONARCH_PRESENT ? (int64_t)w->n : 0;
         if (state == MONARCH_FILLING)
             ready = monarch_ready(w, word);
-        /* The entry may describe another file by now, and `word` may name a copy of that other
-         * file. One call must not return bytes of two files. */
+        /* The entry may describe another file by now, and `word` may name that file's copy. One
+         * call must not return bytes of two files. */
         if (state == MONARCH_BYPASS || ready < 0 || monarch_is_replaced(w) ||
             !monarch_is_coming(w, word) || (!ready && monarch_is_fast(w->session, w->entry)))
             break;
@@ -174,19 +173,20 @@ static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n,
 }
 
 /* Reads from the source the bytes that the copy did not provide. After the read, checks whether
- * `fd` referred to the caller's open file throughout the read. If it did not, the bytes may come
- * from another file: for example, another thread may have promoted the descriptor, which means that
- * it now refers to the copy. In this case, the bytes are discarded, and the range is read a second
- * time: from the copy if the copy is complete by now, otherwise from the source's file, which is
- * opened by its path. */
+ * `fd` referred to the caller's open file throughout the read. If not, the bytes may come from
+ * another file, so they are discarded. For example, another thread may have made `fd` refer to the
+ * copy (promote.h).
+ *
+ * The range is then read a second time: from the copy if the copy is complete by now, otherwise
+ * from the source's file, which is opened by its path. Returns OTHER_FILE if that open fails. */
 static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     int old_errno = errno;
     uint64_t began_ns = monarch_now_ns();
     ssize_t r = REAL(pread)(fd, buf, n, at);
     monarch_note_source_read(monarch_now_ns() - began_ns);
-    /* A comparison of the files is not enough: during the read, `fd` may have referred to another
-     * file, and may refer to a later open of the caller's file by now. So the descriptor's word in
-     * the table (track.h) is compared too: no two opens have the same word. */
+    /* To compare only the files is not enough: during the read, `fd` may have referred to another
+     * file, and may now refer to a later open of the caller's file. So the descriptor's word
+     * (track.h) is compared too: no two opens have the same word. */
     if (!((monarch_tracked(fd) ^ w->tracked) & ~TRACK_FLAGS) && monarch_is_callers(fd, w))
         return monarch_note_read(fd, r, at);
     errno = old_errno;
@@ -204,8 +204,7 @@ static int is_absurd(size_t n) { return n >> 46 != 0; }
 
 /* Reads n bytes at the offset `at`: from the copy up to the first byte that the copy lacks, and
  * from there on from the source. joined: 1 if the caller puts the results of several calls
- * together. All bytes must then come from one file. The result can be OTHER_FILE only if `joined`
- * is 1. */
+ * together. All bytes must then come from one file, and the result can be OTHER_FILE. */
 static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, off_t at,
                        int joined) {
     uint64_t size = w->entry->size;
@@ -242,17 +241,15 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
     tracked &= ~TRACK_DIRECT;
     if (!monarch_find_file(fd, tracked, w))
         return 0;
-    /* A promotion makes the descriptor refer to the copy. But this read does not use the
-     * descriptor, because another thread may close it at any time. This read opens the copy by its
-     * path. */
+    /* A promotion makes the descriptor refer to the copy. But this read opens the copy by its path,
+     * because another thread may close the descriptor at any time. */
     if (monarch_promote(fd, monarch_tracked(fd), w))
         monarch_progress_unseen(w->session, w->id, n);
     return 1;
 }
 
-/* Call this after a read that went to the kernel. Counts its n bytes, and returns n. If the
- * descriptor has TRACK_DIRECT, the bytes came from the source, so the duration of the read is
- * recorded too. */
+/* Call this after a read that went to the kernel. Counts its n bytes, and returns n. With
+ * TRACK_DIRECT, the bytes came from the source, so the duration of the read is recorded too. */
 static ssize_t given(int fd, ssize_t n, off_t at, uint64_t since_ns) {
     if (n > 0 && monarch_tracked(fd) & TRACK_DIRECT)
         monarch_note_source_read(monarch_now_ns() - since_ns);
@@ -284,11 +281,11 @@ static void give_back_offset(int fd, uint64_t tracked, long n) {
         monarch_track_seek(fd, tracked, -n);
 }
 
-/* Claims the next n bytes of the file, or all remaining bytes if there are fewer. Moves the offset
- * past the claimed bytes, so that other threads and processes that read at this offset get later
- * bytes. The claimed range is [w->at, w->at + w->n). Returns 0 if nothing was claimed, because the
- * offset is at the end of the file, or because the descriptor may refer to another file by now.
- * tracked: the descriptor's word (track.h). */
+/* Claims the next n bytes of the file, or all remaining bytes if there are fewer. The claimed range
+ * is [w->at, w->at + w->n). Moves the offset past this range, so that other threads and processes
+ * that read at this offset get later bytes. Returns 0 if nothing was claimed: the offset is at the
+ * end of the file, or the descriptor may refer to another file by now. tracked: the descriptor's
+ * word (track.h). */
 static int claim_offset(int fd, uint64_t tracked, struct monarch_wanted *w, size_t n) {
     /* The kernel moves the offset atomically, also for other processes that share the open file. If
      * the offset would become too large, the seek fails. */
@@ -354,9 +351,10 @@ static int are_usable(const struct iovec *parts, int count, size_t *total) {
     return *total > 0;
 }
 
-/* Reads into the parts, one after the other, at most `most` bytes in all. Stops after the first
- * part that is not filled completely, which happens at the end of the file or at an error. Returns
- * OTHER_FILE if nothing was read because the descriptor refers to another file now. */
+/* Reads into the parts, one after the other, at most `most` bytes in all. Stops after a part that
+ * is not filled completely, which happens at the end of the file or at an error. Returns the number
+ * of bytes read, or OTHER_FILE if nothing was read because the descriptor refers to another file
+ * now. */
 static ssize_t fill_parts(int fd, struct monarch_wanted *w, const struct iovec *parts, int count,
                           size_t most, off_t at) {
     ssize_t done = 0;

@@ -1,10 +1,9 @@
 /* Interposed calls that remove or change mappings.
  *
  * The library may be about to replace a mapping of a source's file by a mapping of the file's copy
- * (mappings.h). Before each of these calls, the library makes sure that no mapping in the range is
- * being replaced. For most calls, it also ensures that no mapping in the range will be replaced
- * later. If the program's call then fails, the only effect is that these mappings stay on the
- * source. */
+ * (mappings.h). Each call first ensures that no mapping in the range is being replaced. Most calls
+ * also ensure that none will be replaced later. If the program's call then fails, the only effect
+ * is that these mappings stay on the source. */
 #include <stdarg.h>
 #include <sys/mman.h>
 
@@ -57,9 +56,9 @@ PUBLIC int pkey_mprotect(void *at, size_t n, int prot, int key) {
 #endif
 
 /* Call this before madvise. Advice about the order of the program's reads is stored. If a mapping
- * of the copy later replaces this mapping, the library gives the same advice for the new mapping.
- * Advice that takes effect at once need not be repeated. For all other advice, the library does not
- * know the effect, so it never replaces the mapping. */
+ * of the copy later replaces this mapping, the library repeats the advice for the new mapping.
+ * Advice that takes effect at once need not be repeated. After any other advice, the mapping is
+ * never replaced, because the library does not know the effect of the advice. */
 static void advised(void *at, size_t n, int advice) {
     if (advice == MADV_WILLNEED || advice == MADV_DONTNEED || advice == MADV_COLD ||
         advice == MADV_PAGEOUT || advice == MADV_POPULATE_READ)

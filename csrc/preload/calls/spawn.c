@@ -1,11 +1,12 @@
 /* Before a call of posix_spawn, records the files that the child will open for writing.
  *
  * libc opens these files in the child, and the library does not see these opens. A relative path
- * starts from the child's working directory, which earlier actions in the list may change. So the
- * library must read the whole list of actions to find out to which file a path leads. The layout of
- * the list is private to libc, but has never changed. Before the library reads a list for the first
- * time, it lets libc make a list of known actions, and checks that this list has the expected
- * layout. */
+ * starts from the child's working directory, which earlier actions may change. So the library must
+ * read the whole list of actions to find out where a path leads.
+ *
+ * The layout of the list is private to libc, but has never changed. Before the library reads a list
+ * for the first time, it lets libc make a list of known actions, and checks that this list has the
+ * expected layout. */
 #include <errno.h>
 #include <string.h>
 
@@ -41,9 +42,9 @@ static const struct action *actions_of(const posix_spawn_file_actions_t *actions
 typedef int add_chdir(posix_spawn_file_actions_t *, const char *);
 typedef int add_fchdir(posix_spawn_file_actions_t *, int);
 
-/* Adds two actions to `list`, which has two actions already. The new actions change the child's
- * directory. Returns whether the new actions have the expected layout. Returns 1 for glibc before
- * 2.29, which has no such actions. */
+/* Adds to `list`, which has two actions already, two actions that change the child's directory.
+ * Returns whether the new actions have the expected layout. Returns 1 for glibc before 2.29, which
+ * has no such actions. */
 static int directories_are_as_expected(posix_spawn_file_actions_t *list) {
     void *chdir_at = NULL, *fchdir_at = NULL;
     add_chdir *chdir_to =
@@ -97,9 +98,9 @@ static int put_before(char *buffer, size_t *at, const char *part) {
     return 1;
 }
 
-/* Writes to the end of `buffer` the path that action `i` opens. If the path is relative, it starts
- * from the directory *dir, which is AT_FDCWD or a descriptor of this process. Returns the path, or
- * NULL if the path is too long. */
+/* Writes to the end of `buffer` the path that action `i` opens. A relative path starts from the
+ * directory *dir, which is AT_FDCWD or a descriptor of this process. Returns the path, or NULL if
+ * it is too long. */
 static char *path_opened(const struct action *x, int i, char *buffer, int *dir) {
     size_t at = MONARCH_PATH_MAX - 1;
     buffer[at] = 0;

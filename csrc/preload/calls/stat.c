@@ -1,8 +1,8 @@
 /* Answers stat and similar calls with the attributes of source files, never with those of copies.
  *
  * For a path, the attributes come from the catalog, as long as the catalog may answer. For a
- * descriptor, the attributes come from the kernel. If the kernel's attributes are those of a copy,
- * the catalog's attributes of the source file replace them. */
+ * descriptor, they come from the kernel. If these are a copy's attributes, the catalog's attributes
+ * of the source file replace them. */
 #include <string.h>
 #include <sys/sysmacros.h>
 
@@ -54,8 +54,8 @@ static int answer_path(int dir, const char *path, struct stat *st, int follow) {
 }
 
 /* If `st` describes a copy, returns the entry of the copied file, and sets *s and *c to the entry's
- * session and catalog. Otherwise returns NULL. The entry is found even while Monarch is switched
- * off, because descriptors of copies stay open. */
+ * session and catalog. Otherwise returns NULL. Works even while Monarch is switched off, because
+ * descriptors of copies stay open. */
 static const struct monarch_entry *behind(struct session **s, const struct monarch_catalog **c,
                                           const struct stat *st) {
     *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
@@ -63,11 +63,13 @@ static const struct monarch_entry *behind(struct session **s, const struct monar
 }
 
 /* Replaces mode, owner, link count and ctime in *st by the current values of the source's file.
- * There are two exceptions. If the path leads to another file by now, or if the file's size has
- * changed, *st stays unchanged, and so describes the version that the program opened. If the file's
- * mtime has changed but not its size, the ctime in *st stays unchanged, because a new ctime would
- * not match the old mtime. This is a separate function, because its buffer takes much of the stack,
- * and few calls need the buffer. */
+ * There are two exceptions. First, the path leads to another file by now, or the file's size has
+ * changed. *st then stays unchanged: it describes the version that the program opened. Second, only
+ * the mtime has changed. The ctime in *st then stays unchanged, because a new ctime would not match
+ * the old mtime.
+ *
+ * This is a separate function, because its buffer takes much of the stack, and few calls need
+ * it. */
 __attribute__((noinline)) static void refresh(const struct session *s,
                                               const struct monarch_catalog *c,
                                               const struct monarch_entry *e, struct stat *st) {
@@ -85,8 +87,8 @@ __attribute__((noinline)) static void refresh(const struct session *s,
     }
 }
 
-/* If `st` describes a copy, replaces the attributes in `st` by those of the source's file, in the
- * version that the program opened, and returns the file's entry. Otherwise returns NULL. */
+/* If `st` describes a copy, replaces the attributes in `st` by those of the source's file, as the
+ * program opened it. Returns the file's entry, or NULL if `st` describes no copy. */
 static const struct monarch_entry *correct(struct stat *st) {
     struct session *s;
     const struct monarch_catalog *c;
@@ -94,8 +96,8 @@ static const struct monarch_entry *correct(struct stat *st) {
     if (!e)
         return NULL;
     fill(s, e, st);
-    /* The catalog's attributes may be outdated in two cases: the file was recorded as changed, or
-     * the daemon has ended. After the daemon has ended, no changes are recorded. */
+    /* The catalog's attributes may be outdated in two cases: the file was recorded as changed; or
+     * the daemon has ended, so that changes are no longer recorded. */
     if (s != __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) || !monarch_is_serving(s) ||
         monarch_is_changed(s->clients, st->st_dev, e->ino))
         refresh(s, c, e, st);
@@ -135,8 +137,8 @@ PUBLIC int lstat(const char *path, struct stat *st) {
 
 PUBLIC int fstat(int fd, struct stat *st) {
     int r = REAL(fstat) ? REAL(fstat)(fd, st) : (int)monarch_result(sys_fstat(fd, st));
-    /* If the copy was removed right after fstat, *st has the link count from before the removal.
-     * But `correct` expects a removed copy to have the link count 0. So fstat is called again. */
+    /* If the copy was removed right after fstat, *st still has the old link count. But `correct`
+     * recognizes a removed copy by the link count 0. So fstat is called again. */
     if (r == 0 && !correct(st) && may_be_copy(st) && sys_fstat(fd, st) == 0)
         correct(st);
     return r;
@@ -191,8 +193,8 @@ static int real_statx(int dir, const char *path, int flags, unsigned mask, struc
     return (int)monarch_result(sys6(SYS_statx, dir, (long)path, flags, (long)mask, (long)x, 0));
 }
 
-/* Fills *x from `st`, which came from the catalog. Some fields of *x are the same for all files of
- * a source. These fields come from `filesystem`, a field of the source. */
+/* Fills *x from `st`, which came from the catalog. The fields that are the same for all files of a
+ * source come from the source's field `filesystem`. */
 static void fill_statx(const struct session *s, const struct monarch_entry *e,
                        const struct stat *st, unsigned mask, struct statx *x) {
     const struct monarch_filesystem *f = &s->control->source[e->source].filesystem;
@@ -224,9 +226,9 @@ static int can_fill_statx(struct session *s, const struct monarch_entry *e, unsi
            s->control->source[e->source].filesystem.statx_mask[0] && monarch_mounts_are_ours(s);
 }
 
-/* Some copies are recognized by a stamp in their mtime (monarch_stamp). So this function stores in
- * *mtime the mtime of a file that may be a copy. If the program's call has not requested the mtime,
- * newer kernels do not store it in *x. In this case, the function makes another call of statx. */
+/* Stores in *mtime the mtime of a file that may be a copy, because some copies are recognized by a
+ * stamp in their mtime (monarch_stamp). If the program's call has not requested the mtime, newer
+ * kernels do not store it in *x. In this case, calls statx once more. */
 __attribute__((noinline)) static void time_of_copy(int dir, const char *path, int flags,
                                                    const struct statx *x, struct timespec *mtime) {
     struct statx now;
@@ -240,7 +242,7 @@ __attribute__((noinline)) static void time_of_copy(int dir, const char *path, in
 
 /* Fills *x with the kernel's answer to statx for the source's file. Returns 0 if the file is no
  * longer at its path. This is a separate function, because its buffer takes much of the stack, and
- * few calls need the buffer. */
+ * few calls need it. */
 __attribute__((noinline)) static int ask_source(const struct session *s,
                                                 const struct monarch_catalog *c,
                                                 const struct monarch_entry *e, unsigned mask,

@@ -1,7 +1,6 @@
 /* Interposed calls that open streams on files (fopen, freopen).
  *
- * After the open, libc reads the stream's file by internal calls, which are not interposed. So the
- * library does not see these reads. */
+ * After the open, libc reads the file by internal calls, which the library does not see. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -22,9 +21,9 @@ static int only_reads(const char *mode) {
     return mode[0] == 'r' && !memchr(mode, '+', letters);
 }
 
-/* Records that the program has opened the stream `f` for writing. `f` is NULL if the open has
- * failed. All modes for writing, except "r+", create the file if it does not exist. real: a buffer
- * of MONARCH_PATH_MAX bytes. */
+/* Call this after an open of a stream for writing. Records the change, unless the open has failed
+ * (`f` is NULL). All modes for writing, except "r+", create the file if it does not exist. real: a
+ * buffer of MONARCH_PATH_MAX bytes. */
 static FILE *changed(FILE *f, const char *mode, char *real) {
     if (f)
         monarch_opened_for_change(fileno(f), mode[0] != 'r', AT_FDCWD, "", real);
@@ -32,9 +31,8 @@ static FILE *changed(FILE *f, const char *mode, char *real) {
 }
 
 /* Call this after fopen or freopen was called for the source's file, even if that call has failed.
- * libc moves the offset of a stream's descriptor, and the library does not see that. So
- * TRACK_OFFSET is set: the descriptor must never be promoted, that is, never be made to refer to
- * the copy. */
+ * Sets TRACK_OFFSET, so that the descriptor is never promoted (made to refer to the copy). A
+ * promotion does not preserve the offset, which libc moves without the library's knowledge. */
 static FILE *opened_source(struct session *s, struct monarch_opening *o, const char *path,
                            uint64_t since_ns, FILE *f) {
     uint64_t took_ns = monarch_now_ns() - since_ns;
@@ -61,10 +59,10 @@ static void opened_copy(struct session *s, const struct monarch_opening *o, cons
         monarch_progress_stream(s, (uint64_t)o->id, f);
 }
 
-/* Opens a stream on a copy. Uses open instead of fopen, because a link in the place of the copy
- * must not be followed, and fopen has no mode for O_NOFOLLOW. Returns NULL if the copy cannot be
- * opened, or if `mode` contains more than the letters r, b and e (for example `ccs=`). The caller
- * then opens the source's file. */
+/* Opens a stream on a copy. A link in the place of the copy must not be followed. fopen has no mode
+ * for O_NOFOLLOW, so open is used. Returns NULL if the copy cannot be opened, or if `mode` contains
+ * more than the letters r, b and e (for example `ccs=`). The caller then opens the source's
+ * file. */
 static FILE *open_copy(const struct monarch_opening *o, const char *mode) {
     if (mode[strspn(mode, "rbe")])
         return NULL;
@@ -99,9 +97,9 @@ static FILE *open_for_reading(const char *path, const char *mode) {
     return opened_source(s, &o, path, since_ns, f);
 }
 
-/* The next two functions have a large buffer for a path on their stack. They are separate
- * functions, so that the calls that need no such buffer use less stack. Programs may open files in
- * threads with small stacks. */
+/* The next two functions have a large buffer on their stack. They are separate functions, so that
+ * calls that need no buffer use less stack: programs may open files in threads with small
+ * stacks. */
 __attribute__((noinline)) static FILE *open_again(const char *path, const char *mode) {
     char real[MONARCH_PATH_MAX];
     return open_for_reading(monarch_names_copy(path, real) && real[0] ? real : path, mode);
@@ -123,9 +121,8 @@ PUBLIC FILE *fopen(const char *path, const char *mode) {
 }
 
 /* Reopens the stream on the copy. freopen closes the stream even if it cannot open the new file. So
- * this function first opens the copy itself, and then passes to freopen the name that the copy's
- * descriptor has in /proc. That name leads to the copy even if the copy was removed in the
- * meantime. */
+ * this function first opens the copy itself, and then passes to freopen the name of that descriptor
+ * in /proc. This name leads to the copy even if the copy was removed meanwhile. */
 static FILE *reopen_copy(struct session *s, struct monarch_opening *o, const char *mode,
                          FILE *stream) {
     char name[32];
@@ -162,8 +159,7 @@ static FILE *reopen_for_reading(const char *path, const char *mode, FILE *stream
 
 /* Handles three cases of freopen: the path is NULL; the mode is for writing; or the path may be the
  * name of a copy's descriptor in /proc. If the path is NULL, libc's freopen opens the stream's own
- * file again. If that file is a copy, this function passes the path of the source's file
- * instead. */
+ * file again. If that file is a copy, the path of the source's file is passed instead. */
 __attribute__((noinline)) static FILE *reopen_special(const char *path, const char *mode,
                                                       FILE *stream) {
     char real[MONARCH_PATH_MAX];

@@ -1,8 +1,8 @@
 /* Interposes inotify_add_watch, so that a file watched for opens or reads is always read from the
  * source.
  *
- * If a program read the copy, inotify would not report the read to the program that watches the
- * file. */
+ * If a program read the copy, inotify would not report this to the program that watches the
+ * source's file. */
 #include <string.h>
 #include <sys/inotify.h>
 

@@ -14,8 +14,8 @@
 #include "shared/sys.h"
 #include "shared/xxh3.h"
 
-/* Returns whether there is a daemon to which changes must be reported. Sets *s to the daemon's
- * session, or to NULL if this process lacks the address space to map the session's segments. */
+/* Returns whether there is a daemon to which changes must be reported. Sets *s to its session, or
+ * to NULL if this process lacks the address space to map the session's segments. */
 static int is_heard(struct session **s) {
     *s = session_for_change();
     return *s || monarch_lacks_room();
@@ -42,11 +42,11 @@ static int mark(struct session *s, const struct stat *st, int is_tree) {
 
 /* --- replaced files --------------------------------------------------------------------------- */
 
-/* A process without the library may have replaced or removed a file, and the daemon may not have
- * noticed this yet. The path then no longer leads to the file that the catalog has for it. When a
- * program changes the file that is at the path now, the library also marks the catalog's file for
- * this path as changed. Otherwise, the copy of the catalog's file would still be served, and the
- * program would not see its own change. */
+/* A process without the library may have replaced or removed a file, and the daemon may not know
+ * this yet. The path then no longer leads to the file that the catalog has for it. When a program
+ * changes the file that is at the path now, the library also marks the catalog's file for this path
+ * as changed. Otherwise, the copy of the catalog's file would still be served, and the program
+ * would not see its own change. */
 
 static void mark_below(struct session *s, const struct monarch_catalog *c,
                        const struct monarch_entry *directory, uint64_t count) {
@@ -73,11 +73,11 @@ static void mark_parent(struct session *s, const struct monarch_catalog *c,
                              monarch_entries(c)[id].ino);
 }
 
-/* Marks the entry's file as changed, unless that file is still at the entry's path. (If the file
- * that is at the path now was changed, the function `mark` marks that file.) Also marks the file's
- * directory, because the catalog's listing of the directory still contains the file. If the file is
- * itself a directory, also marks all entries below it. now: attributes of the file that is at the
- * entry's path now, or NULL if there is none. */
+/* Marks the entry's file as changed, unless that file is still at the entry's path. Also marks the
+ * directory that contains the file, because the catalog's listing of this directory is outdated. If
+ * the file is itself a directory, also marks all entries below it. now: attributes of the file that
+ * is at the entry's path now, or NULL if there is none. A change of that file is recorded by
+ * `mark`, not here. */
 static void mark_entry(struct session *s, const struct monarch_catalog *c, int64_t id,
                        const struct stat *now) {
     const struct monarch_entry *e = &monarch_entries(c)[id];
@@ -93,13 +93,13 @@ static void mark_entry(struct session *s, const struct monarch_catalog *c, int64
 }
 
 /* Finds the catalog's entry for the path `name`, which the kernel has reported for an open file.
- * Returns the entry's number, or MONARCH_OUTSIDE if the path is in no source, or MONARCH_UNKNOWN if
- * the catalog has no entry for the path.
+ * Returns the entry's number. Returns MONARCH_OUTSIDE if the path is in no source, and
+ * MONARCH_UNKNOWN if the catalog has no entry for the path.
  *
- * A path that the kernel reports contains no links. The alias of a source is another path that
- * leads to the source through a link. So if `name` equals the alias, the open file is the link
- * itself, which has no entry. If `name` is below the alias, the source is probably mounted at the
- * alias, for example in a container. The result is then the entry of the source's file. */
+ * The alias of a source is a second path, which leads to the source through a link. The kernel
+ * reports paths without links. So if `name` equals the alias, the open file is the link itself,
+ * which has no entry. If `name` is below the alias, the source is probably mounted at the alias,
+ * for example in a container. The result is then the entry of the source's file. */
 static int64_t find_name(struct session *s, const struct monarch_catalog **c, const char *name) {
     const char *rel;
     if (!(*c = monarch_catalog_of(s)))
@@ -113,7 +113,7 @@ static int64_t find_name(struct session *s, const struct monarch_catalog **c, co
 }
 
 /* Opens `path` with O_PATH, and asks the kernel for the path of the opened file. Returns the number
- * of the catalog's entry at that path, or a negative number if there is none. name: a buffer of
+ * of the entry at that path, or a negative number if there is none. name: a buffer of
  * MONARCH_PATH_MAX bytes. */
 static int64_t find_there(struct session *s, const struct monarch_catalog **c, int dir,
                           const char *path, int follow, char *name) {
@@ -135,11 +135,11 @@ __attribute__((noinline)) static int64_t find_there_apart(struct session *s,
 
 /* If the path no longer leads to the file that the catalog has for it, marks the catalog's file as
  * changed. r: the result of fstatat for the path. now: the attributes that fstatat has stored.
- * buffer: MONARCH_PATH_MAX bytes of the caller's stack, or NULL.
+ * buffer: MONARCH_PATH_MAX bytes, or NULL.
  *
- * A look-up in the catalog may not find the entry if the path leads into a source through a link
- * outside the sources. In this case, the path is opened with O_PATH, and the kernel reports where
- * it leads. */
+ * The path may lead into a source through a link outside the sources. The look-up in the catalog
+ * then does not find the entry. So this function opens the path with O_PATH, and asks the kernel
+ * where the path leads. */
 static void mark_known(struct session *s, int r, const struct stat *now, int dir, const char *path,
                        int follow, char *buffer) {
     const struct monarch_catalog *c;
@@ -160,20 +160,18 @@ static void mark_known(struct session *s, int r, const struct stat *now, int dir
         mark_entry(s, c, id, r == 0 ? now : NULL);
 }
 
-/* A table of files that a program has opened for writing by an absolute path, and that lie outside
- * all sources. With this table, the library need not ask the kernel for the path of such a file at
- * each open.
+/* A table of files outside all sources that a program has opened for writing by an absolute path.
+ * With this table, the library need not ask the kernel for the path of such a file at each open.
  *
- * An entry of the table is a hash of the session, its number of sources, the path, and the identity
- * of the opened file. If the same path leads to the same file again, the library assumes that the
- * file still lies outside all sources. This is wrong only if a process without the library has
- * moved the file into a source, and has made the old path lead to it. Entries are atomic. If an
- * entry is lost, the library only has to ask the kernel once more, so the table needs no lock. */
+ * An entry is a hash of the session, its number of sources, the path, and the identity of the
+ * opened file. If the same path leads to the same file again, the library assumes that the file
+ * still lies outside all sources. This is wrong only if a process without the library has moved the
+ * file into a source, and has made the old path lead to it. Entries are atomic. If an entry is
+ * lost, the library only asks the kernel once more, so the table needs no lock. */
 #define OUTSIDE_FILES 64
 static uint64_t outside_files[OUTSIDE_FILES] SELDOM;
-/* Atomic: number of calls of this process so far that may have changed where paths lead, for
- * example renames and calls that make links. This number is part of each entry's hash, so each such
- * call makes all entries invalid. */
+/* Atomic: how many calls of this process may have changed where paths lead, for example renames.
+ * This number is part of each entry's hash, so each such call makes all entries invalid. */
 static uint64_t names_changed;
 
 static void forget_outside_files(void) { __atomic_fetch_add(&names_changed, 1, __ATOMIC_RELAXED); }
@@ -188,8 +186,9 @@ static uint64_t outside_file(const struct session *s, const char *path, const st
 }
 
 /* Call this after an open of `path` that may have changed or created the file. fd: the opened file.
- * now: the file's attributes. If the catalog has another file for the path of `fd`, marks that
- * other file as changed. Returns whether the path of `fd` was written to `name`. */
+ * now: the file's attributes. Asks the kernel for the path of `fd`. If the catalog has another file
+ * for that path, marks the catalog's file as changed. Returns whether the kernel's path was written
+ * to `name`. */
 static int mark_known_opened(int fd, const struct stat *now, const char *path, char *name) {
     const struct monarch_catalog *c;
     struct session *s;
@@ -218,10 +217,10 @@ int monarch_changed_file(int dir, const char *path, int follow) {
            mark(s, &st, 0);
 }
 
-/* Stores in *st the attributes of the file that is at the path now, if there is one. If the
- * catalog's file is no longer at this path, marks the catalog's file as changed (mark_known).
- * Returns 1 if there is a daemon to which changes must be reported, and *st is valid. In this case,
- * the caller can mark the file that *st describes. */
+/* Stores in *st the attributes of the file that is at the path now, if there is one. If the catalog
+ * has another file for this path, marks the catalog's file as changed. Returns 1 if *st is valid
+ * and there is a daemon to which changes must be reported. The caller can then mark the file that
+ * *st describes. */
 static int mark_known_at(struct session **s, struct stat *st, int dir, const char *path, int follow,
                          char *buffer) {
     if (!is_heard(s))
@@ -250,11 +249,11 @@ void monarch_changed_fd(int fd) {
         mark(s, &st, 0);
 }
 
-/* Marks every file below a directory as changed, because a change of the directory affects all of
- * them: a new name of the directory changes their paths, and new permissions may make them
- * inaccessible. The function reads the whole catalog. That is acceptable, because a training job
- * does not rename directories in a loop. The daemon's scan may find more files during the call. The
- * daemon checks these files again, because the count `renames` has changed. */
+/* Marks every file below a directory as changed. A new name of the directory changes the files'
+ * paths, and new permissions may make the files inaccessible. The function reads the whole catalog.
+ * That is acceptable, because a training job does not rename directories in a loop. The daemon's
+ * scan may find more files during the call. The daemon checks these files again, because the count
+ * `renames` has changed. */
 static void mark_below_directory(struct session *s, const struct stat *st) {
     __atomic_fetch_add(&s->clients->renames, 1, __ATOMIC_SEQ_CST);
     const struct monarch_catalog *c = monarch_catalog_of(s);
@@ -281,9 +280,9 @@ void monarch_changed_tree(int dir, const char *path) {
         mark_all(s, &st);
 }
 
-/* Returns whether `st` describes a copy. If it does, and `real` is not NULL, writes the path of the
- * source's file to `real`, or the empty string if that file is no longer at its path. The result is
- * the same after the daemon has ended, because descriptors of copies outlive the daemon. */
+/* Returns whether `st` describes a copy. If so, and if `real` is not NULL, writes the path of the
+ * source's file to `real`, or the empty string if that file is no longer at its path. Works after
+ * the end of the daemon too, because descriptors of copies outlive the daemon. */
 static int describes_copy(const struct stat *st, char *real) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     const struct monarch_catalog *c;
@@ -311,9 +310,9 @@ int monarch_leads_to_copy(const char *path, char *real) {
            sys_fstatat(AT_FDCWD, path, &st, 0) == 0 && describes_copy(&st, real);
 }
 
-/* Records a change of the file that `st` describes. If that file is a copy, records the change for
- * the source's file instead, writes the source file's path to `real`, and returns 1. Otherwise
- * returns 0. */
+/* Records a change of the file that `st` describes, and returns 0. If that file is a copy, records
+ * the change for the source's file instead, writes the source file's path to `real`, and returns
+ * 1. */
 static int record(struct stat *st, char *real) {
     struct session *s;
     int is_due = is_heard(&s), is_copy = describes_copy(st, real);
@@ -369,9 +368,9 @@ void monarch_changed_names_of(int dir, char *path) {
         mark_above(s, dir, path);
 }
 
-/* Marks the directory that contains a created file as changed. The file's path is the path that the
- * kernel reports, because `path` may lead through a link to another directory. is_named: whether
- * the kernel's path is in `real` already. */
+/* Marks the directory that contains a created file as changed. Uses the path that the kernel
+ * reports for the file, because `path` may lead through a link to another directory. is_named:
+ * whether the kernel's path is in `real` already. */
 static void mark_made(const struct stat *st, int fd, int dir, const char *path, char *real,
                       int is_named) {
     struct session *s;

@@ -12,8 +12,8 @@
 /* --- locked files ----------------------------------------------------------------------------- */
 
 /* A Bloom filter of the files with locks (two bits per file). Its size is fixed, and bits are never
- * cleared. Rarely, the filter reports a file that has no locks. If a process locks thousands of
- * files, the filter reports most other files too. A wrong report only costs time. */
+ * cleared. So the filter may also report a file without locks: rarely, or often if the process
+ * locks thousands of files. Such a report only costs time. */
 #define LOCKED_BITS 8192
 static uint64_t locked[LOCKED_BITS / 64] SELDOM;
 
@@ -40,10 +40,10 @@ void monarch_note_locks(uint64_t dev, uint64_t ino) {
 #define MOST 128
 #define WORD 24
 
-/* A closing is a call of monarch_close_unseen. The lower half of `under_way` is the number of
- * closings that have begun but not ended. The upper half is the pid of the process that makes these
- * closings. By the pid, a forked child recognizes closings of its parent. The child ignores its
- * parent's closings, because no thread of the child will end them. `so_far` is the number of all
+/* A closing is a call of monarch_close_unseen. The lower half of `under_way` counts the closings
+ * that have begun but not ended. The upper half is the pid of the process that makes these
+ * closings. By this pid, a forked child finds out that a closing is its parent's. The child must
+ * not wait for that closing, because no thread of the child will end it. `so_far` counts all
  * closings that have begun. */
 static uint64_t under_way;
 static uint32_t so_far;
@@ -130,16 +130,16 @@ static void read_locks_of(int fd, void *data) {
 
 /* --- preserving locks ------------------------------------------------------------------------- */
 
-/* Takes the process's read locks a second time, so that the locks stay in force while a descriptor
- * of the file is closed. The second locks belong to a new open file, not to the process. They end
- * when nothing refers to this open file any longer. This function closes the descriptor of the open
- * file at once, but a mapping still refers to the open file. The caller ends the second locks by
- * removing the mapping. It must not close a descriptor of the file to end them, because that would
- * also drop the locks that take_again has just taken.
+/* Takes the process's read locks a second time, so that they stay in force while a descriptor of
+ * the file is closed. Returns a mapping, or a negative number if there is none. The caller ends the
+ * second locks by removing the mapping.
  *
- * A write lock cannot be held twice. So after the close has dropped the process's write locks,
- * another process may take such a lock before take_again does. Returns the mapping, or a negative
- * number if there is none. */
+ * The second locks belong to a new open file, not to the process. This function closes the new open
+ * file's descriptor at once, but the mapping still refers to the open file. If the caller closed a
+ * descriptor to end the second locks, the locks that take_again has just taken would be lost too.
+ *
+ * A write lock cannot be held twice. So another process may take such a lock after the close and
+ * before take_again. */
 static long hold_meanwhile(const struct saved_locks *h) {
     char path[64];
     put_number(put(path, "/proc/self/fd/"), (uint64_t)h->but, 10, 1);
@@ -159,10 +159,9 @@ static long hold_meanwhile(const struct saved_locks *h) {
 static void take_again(const struct saved_locks *h, int kept) {
     for (unsigned i = 0; i < h->count; i++) {
         const struct range *r = &h->range[i];
-        /* A read lock can be taken through any readable descriptor of the file, for example through
-         * `kept`. A write lock needs a writable descriptor, and only the program has one (r->fd).
-         * By now, r->fd may refer to another file, so is_same compares that file with the locked
-         * file. */
+        /* A read lock can be taken through any readable descriptor of the file, such as `kept`. A
+         * write lock needs a writable descriptor. Only the program has one (r->fd). By now, r->fd
+         * may refer to another file, so is_same checks it. */
         int fd = r->lock.l_type == F_RDLCK && kept >= 0 ? kept : r->fd;
         if (is_same(h, fd))
             sys_fcntl(fd, F_SETLK, (long)&r->lock);

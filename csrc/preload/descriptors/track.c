@@ -17,8 +17,8 @@ static unsigned highest; /* no descriptor with a number above this one was ever 
  * its own descriptors. */
 
 static uint32_t owner; /* atomic: pid of the process whose descriptors the table describes */
-/* A page by which a process notices that it is the child of a fork that the library did not see.
- * The kernel fills the page with zeros in every forked child, but not in a child of vfork. */
+/* A page that tells a process whether it is the child of a fork that the library did not see. The
+ * kernel fills the page with zeros in every forked child, but not in a child of vfork. */
 static uint32_t *forked_mark;
 
 void monarch_track_mark(void) {
@@ -57,10 +57,9 @@ int monarch_track_change(int fd, uint64_t seen, uint64_t to) {
     return !(seen & TRACK_PINNED) && change(fd, &seen, to);
 }
 
-/* Adapts the table that the child of a fork has inherited. The parent and the child share the
- * offsets of all open files, so all tracked descriptors are marked as shared. TRACK_PINNED and
- * TRACK_SEEKING mean that a thread of the parent is about to replace the descriptor or to seek on
- * it. The child does not have that thread, so the two flags are cleared. */
+/* Adapts the inherited table in the child of a fork. The child shares the offsets of all open files
+ * with its parent, so all tracked descriptors are marked as shared. TRACK_PINNED and TRACK_SEEKING
+ * are cleared, because the threads that have set these flags exist only in the parent. */
 static void inherit(void) {
     unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
     for (unsigned fd = 0; fd <= end; fd++) {
@@ -100,9 +99,8 @@ void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags) {
         return;
     monarch_track_mark();
     /* If the parent tracks no descriptor with the number `fd`, a child of vfork may put a word with
-     * TRACK_DIRECT into the table. That does no harm, because the parent's reads go to the kernel
-     * nevertheless. If the parent later hands the descriptor over, the daemon checks to which file
-     * the descriptor refers. */
+     * TRACK_DIRECT into the parent's table. That does no harm: the parent's reads still go to the
+     * kernel. At a handover, the daemon checks to which file the descriptor refers. */
     int needs_owner = !(flags & TRACK_DIRECT) || monarch_tracked(fd) || !monarch_track_process();
     if (needs_owner && !monarch_track_is_mine())
         return;
@@ -116,8 +114,8 @@ void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags) {
                      __ATOMIC_SEQ_CST);
 }
 
-/* Returns whether `fd` refers to the copy, and no longer to the source's file. w: the descriptor's
- * word. If the source is a network file system, this function does not wait for the server. */
+/* Returns whether `fd` now refers to the copy. w: the descriptor's word. Does not wait for the
+ * server of a network file system. */
 static int is_of_copy(int fd, uint64_t w) {
     const struct session *s = monarch_track_session(w);
     struct statx x;
@@ -132,13 +130,11 @@ static int is_of_copy(int fd, uint64_t w) {
 }
 
 /* Call this in a loop that waits until a descriptor is unpinned. w: the descriptor's word. n: the
- * number of earlier calls in this loop. Usually the function only pauses. Returns the descriptor's
- * current word.
+ * number of earlier calls in this loop. Usually only pauses. Returns the descriptor's current word.
  *
- * A promotion pins the descriptor, makes it refer to the copy, and makes the kernel close the
- * source's file. That close may have to wait for the source, but other threads need not wait for
- * the close. So if the descriptor already refers to the copy, this function clears the word, which
- * ends the wait. */
+ * A promotion pins the descriptor, and makes it refer to the copy. The kernel then closes the
+ * source's file, which may take long. Other threads need not wait for that. So if the descriptor
+ * already refers to the copy, this function clears the word, which ends the wait. */
 static uint64_t wait_while_pinned(int fd, uint64_t w, unsigned n) {
     if (n >= 40 && n % 8 == 0 && is_of_copy(fd, w))
         change(fd, &w, 0);
@@ -148,8 +144,8 @@ static uint64_t wait_while_pinned(int fd, uint64_t w, unsigned n) {
 }
 
 void monarch_track_flag_slow(int fd, uint64_t flag) {
-    /* Usually, the check does not distinguish a child of vfork from its parent, because that would
-     * need a system call. A flag that a child of vfork sets does the parent no harm. */
+    /* Usually, this check does not distinguish a child of vfork from its parent, because that would
+     * need a system call. If a child of vfork sets a flag, the parent suffers no harm. */
     if (__atomic_load_n(&forked_mark, __ATOMIC_ACQUIRE) ? !monarch_track_process()
                                                         : !monarch_track_is_mine())
         return;
@@ -166,9 +162,9 @@ void monarch_track_flag_slow(int fd, uint64_t flag) {
 void monarch_track_again(int fd, int fresh) {
     uint64_t w = monarch_tracked(fd);
     struct session *s = w ? monarch_track_session(w) : NULL;
-    /* If `fd` was tracked in an earlier session, its duplicate is not tracked, because the entry
-     * numbers of that session are not valid in the current session. In this case, `s` is
-     * monarch_waiting, which has no `clients`. */
+    /* If `fd` was tracked in an earlier session, `s` is monarch_waiting, which has no `clients`.
+     * The duplicate is then not tracked, because the earlier session's entry numbers are not valid
+     * in the current session. */
     if (s && s->clients && (unsigned)fresh < MONARCH_TRACKED &&
         !(w & TRACK_HANDED && monarch_is_unmet(monarch_track_entry(w)))) {
         monarch_track(s, fresh, monarch_track_entry(w), w & TRACK_HANDED ? 0 : w & TRACK_DIRECT);
@@ -177,28 +173,28 @@ void monarch_track_again(int fd, int fresh) {
 }
 
 /* Returns the part of the word that stays the same during a seek. The seeking thread passes this
- * value to lseek as a fourth argument, which lseek ignores. /proc shows the argument, so other
- * threads can recognize the call. */
+ * value to lseek as a fourth argument. lseek ignores it, but /proc shows it, so other threads can
+ * recognize the call. */
 static uint64_t seek_of(uint64_t w) { return (w & ~TRACK_FLAGS) | TRACK_SEEKING; }
 
-/* Limits how long a close waits for threads that seek on its descriptor. Normally, the close waits
- * until /proc shows that the seeks are inside the kernel. But /proc cannot be read if no descriptor
- * is free, or if the process is not dumpable. The close then waits for this number of rounds of
- * sys_relax in all (less than a second), and assumes that the seeks are inside the kernel by then.
- * The limit is a number of rounds, because time also passes while a process is stopped. */
+/* Limits how long a close waits for threads that seek on its descriptor. Unit: rounds of sys_relax;
+ * this many take less than a second. Usually, the close waits until /proc shows that the seeks are
+ * inside the kernel. If /proc cannot be read, the close only waits for this number of rounds. That
+ * happens if no descriptor is free, or if the process is not dumpable. A limit in seconds would be
+ * wrong, because time also passes while a process is stopped. */
 #define ENTERED_ROUNDS 800
 
-/* Returns whether the lseek of the seeking thread is inside the kernel. The kernel then holds a
- * reference to the open file, so the descriptor may be closed. Usually lseek returns at once, so
- * the first rounds do not look into /proc. n: rounds so far for this descriptor. in_all: rounds so
- * far for all descriptors of the same call. */
+/* Returns whether the seeking thread's lseek is inside the kernel. The kernel then holds a
+ * reference to the open file, so the descriptor may be closed. n: rounds so far for this
+ * descriptor. The first rounds do not look into /proc, because lseek usually returns at once.
+ * in_all: rounds so far for all descriptors of the same call. */
 static int has_entered(int fd, uint64_t w, unsigned n, unsigned in_all) {
     return n >= 40 && n % 8 == 0 &&
            (in_all >= ENTERED_ROUNDS || monarch_sleeps_in(SYS_lseek, (uint64_t)fd, seek_of(w)));
 }
 
 /* Removes the descriptor's word. First waits for threads that have pinned the descriptor, and for
- * threads that seek on it. Adds to *in_all the number of rounds of the wait for seeking threads. */
+ * threads that seek on it. Adds the rounds of the wait for seeking threads to *in_all. */
 static void untrack(int fd, unsigned *in_all) {
     uint64_t w = monarch_tracked(fd);
     for (unsigned n = 0, pinned = 0; w;) {
@@ -217,9 +213,9 @@ static void untrack(int fd, unsigned *in_all) {
 void monarch_untrack_slow(int fd) {
     unsigned in_all = 0;
     uint64_t w = monarch_tracked(fd);
-    /* A child of vfork may reach this point too, and then removes the word from its parent's table.
-     * The parent needs the word no longer, because the descriptor was already handed over to the
-     * daemon. */
+    /* A child of vfork may reach this point too. It then removes a word from its parent's table.
+     * That does no harm: the descriptor was handed over already, so the parent no longer needs the
+     * word. */
     if (w & TRACK_HANDED && !(w & (TRACK_PINNED | TRACK_SEEKING)) && change(fd, &w, 0))
         return;
     if (monarch_track_is_mine())
@@ -279,8 +275,8 @@ int monarch_track_pin(int fd, uint64_t expected, struct monarch_pin *pin) {
 
 void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word) {
     /* Since the pinning, a call that the library did not see may have closed the descriptor, and
-     * another thread may have opened another file under the same number. So the word is replaced
-     * only if it is still the word that this thread has pinned. */
+     * another file may have got its number. So the word is replaced only if it is still the word
+     * that this thread has pinned. */
     uint64_t seen = pin->word | TRACK_PINNED;
     change(fd, &seen, word);
     sys_signals(SIG_SETMASK, pin->signals);
@@ -311,9 +307,9 @@ static void end_seek(int fd, uint64_t seek) {
         ;
 }
 
-/* Signals are blocked, because a signal handler that closes the descriptor would wait for the
- * thread that it has interrupted. Blocking signals has no cost while lseek waits in the kernel,
- * because a signal does not end that wait. */
+/* Blocks signals, because a signal handler that closes the descriptor would wait for the thread
+ * that it has interrupted. The block has no cost: lseek waits in the kernel even if a signal
+ * arrives. */
 long monarch_track_seek(int fd, uint64_t tracked, long by) {
     if (!monarch_track_is_mine())
         return -1;

@@ -1,8 +1,8 @@
 /* Tracks the process's descriptors of source files that had no copy when they were opened.
  *
  * A table has one word for each descriptor number. The word is 0 if the descriptor is not tracked.
- * The library checks at every use whether the word still describes the open file, because calls
- * that the library does not see may close descriptors or pass them on. */
+ * A call that the library does not see may close or replace a descriptor. So the library checks at
+ * every use whether the word still describes the open file. */
 #pragma once
 
 #include "preload/session/session.h"
@@ -11,21 +11,27 @@
  * source files go to the source. */
 #define MONARCH_TRACKED 65536
 
-/* A descriptor's word, from the lowest bit on: flags (4 bits); number of the session (5 bits);
- * number of the open (23 bits), which makes the words of two opens differ; number of the file's
- * entry + 1 (26 bits, from bit 32 on); more flags. Promotion means that the descriptor is made to
- * refer to the copy (promote.h). */
+/* The fields of a descriptor's word:
+ *
+ *   bits 0 to 3    flags
+ *   bits 4 to 8    number of the session
+ *   bits 9 to 31   number of the open, which makes the words of two opens differ
+ *   bits 32 to 57  number of the file's entry + 1
+ *   bits 61 to 63  more flags
+ *
+ * Promotion means that the descriptor is made to refer to the copy (promote.h). */
 #define TRACK_OFFSET 1ULL /* the descriptor's own offset was used: never promoted to the copy */
 #define TRACK_SHARED 2ULL /* the descriptor was duplicated, or may have locks: never promoted */
-/* A thread has pinned the descriptor, which means that no other thread may change the descriptor.
- * Another thread that wants to change it waits until it is unpinned or refers to the copy. */
+/* A thread has pinned the descriptor. Any other thread that wants to change the descriptor or its
+ * word waits until the descriptor is unpinned or refers to the copy. */
 #define TRACK_PINNED 4ULL
-/* A thread is about to call lseek for the descriptor. Another thread must not close or replace the
- * descriptor until the lseek is inside the kernel, which then holds a reference to the open
+/* A thread is about to call lseek for the descriptor. Other threads must not close or replace the
+ * descriptor until the lseek is inside the kernel. The kernel then holds a reference to the open
  * file. */
 #define TRACK_SEEKING 8ULL
-/* The program's reads go to the source. When the whole file was read, the library hands the
- * descriptor over to the daemon, which makes the copy from the page cache (handover.h). */
+/* The program's reads go to the source. After the program has read the whole file, the library
+ * hands the descriptor over to the daemon, which makes the copy from the page cache
+ * (handover.h). */
 #define TRACK_DIRECT (1ULL << 62)
 /* The descriptor was handed over to the daemon. */
 #define TRACK_HANDED (1ULL << 63)
@@ -43,20 +49,18 @@ static inline uint64_t monarch_tracked(int fd) {
 static inline struct session *monarch_track_session(uint64_t w) {
     return monarch_session_at(w >> 4 & 31);
 }
-/* Returns the number of the file's entry. A file without an entry is possible only with
- * TRACK_DIRECT. For such a file, returns the number that monarch_unmet computes from the file's
- * inode number. */
+/* Returns the number of the file's entry. With TRACK_DIRECT, the file may have no entry. The result
+ * is then the number that monarch_unmet computes from the file's inode number. */
 static inline uint64_t monarch_track_entry(uint64_t w) { return (w >> 32 & 0x3FFFFFF) - 1; }
-/* Creates a page of memory by which a process notices that it is the child of a fork that the
- * library did not see. For example, libc's functions daemon(3) and forkpty(3) make such forks. Call
- * this before the first descriptor is tracked. */
+/* Creates a page that the kernel fills with zeros in every forked child. By this page, a process
+ * detects a fork that the library did not see. libc's daemon(3) and forkpty(3) make such forks.
+ * Call this before the first descriptor is tracked. */
 void monarch_track_mark(void);
-/* Returns whether the table describes this process's descriptors. A child of vfork runs in its
- * parent's memory, so the table that it sees describes the parent's descriptors. */
+/* Returns whether the table describes this process's descriptors. Returns 0 in a child of vfork: it
+ * runs in its parent's memory, so the table describes the parent's descriptors. */
 int monarch_track_is_mine(void);
 /* Returns the pid of the process whose descriptors the table describes, or 0 if no descriptor was
- * tracked yet. In a child of vfork, the result is the parent's pid, because this function makes no
- * system call. */
+ * tracked yet. A child of vfork gets its parent's pid, because no system call is made. */
 uint32_t monarch_track_process(void);
 
 /* Tracks `fd`, a descriptor of the source's file. entry: number of the file's entry. flags:
@@ -67,19 +71,19 @@ void monarch_track_again(int fd, int fresh); /* tracks a duplicate of `fd` */
  * necessary. If a promotion of the descriptor has begun, first waits for its end. */
 void monarch_track_flag_slow(int fd, uint64_t flag);
 /* Replaces the descriptor's word by `to` if the word still equals `seen` and is not pinned. Returns
- * whether the word was replaced. A pinned word is not replaced, because only the thread that has
- * pinned it may unpin it, and expects to find it unchanged. */
+ * whether the word was replaced. A pinned word is not replaced, because the thread that has pinned
+ * it expects to find it unchanged. */
 int monarch_track_change(int fd, uint64_t seen, uint64_t to);
 static inline void monarch_track_flag(int fd, uint64_t flag) {
     uint64_t w = monarch_tracked(fd);
     if (__builtin_expect(w && ((w & flag) != flag || (w & TRACK_PINNED)), 0))
         monarch_track_flag_slow(fd, flag);
 }
-/* Pins the descriptor. Until it is unpinned, no other thread changes its word. All signals are
- * blocked meanwhile: a signal handler that waited for the unpinning would wait for the thread that
- * it has interrupted. Returns 0 without pinning the descriptor in four cases: the table describes
- * another process's descriptors; the descriptor is not tracked; the descriptor is never promoted;
- * or `expected` is not 0 and differs from the descriptor's word. */
+/* Pins the descriptor, and blocks all signals until it is unpinned. Until then, other threads do
+ * not change the word, unless the descriptor already refers to the copy. Without the block, a
+ * signal handler might wait for the thread that it has interrupted. Returns 0 without pinning in
+ * four cases: the table describes another process's descriptors; the descriptor is not tracked; the
+ * descriptor is never promoted; or `expected` is not 0 and differs from the descriptor's word. */
 struct monarch_pin {
     uint64_t word, signals;
 };
@@ -87,14 +91,14 @@ int monarch_track_pin(int fd, uint64_t expected, struct monarch_pin *pin);
 void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word);
 
 /* Calls lseek(fd, by, SEEK_CUR) if `fd` still refers to the open file that the word `tracked`
- * describes. If other threads are reading from that open file, this call waits for their reads. A
- * thread that is about to close or replace the descriptor waits only until the lseek is inside the
- * kernel. Returns the new offset, or -1 if the offset was not moved, usually because the descriptor
- * refers to another open file by now. */
+ * describes. Waits while other threads read from that open file. Threads that want to close or
+ * replace the descriptor wait only until the lseek is inside the kernel. Returns the new offset, or
+ * -1 if the offset was not moved, usually because the descriptor now refers to another open
+ * file. */
 long monarch_track_seek(int fd, uint64_t tracked, long by);
 
-/* Stops tracking the descriptor. Call this before the descriptor is closed. If a promotion in
- * another thread has begun, first waits for its end, which takes little time. */
+/* Stops tracking the descriptor. Call this before the descriptor is closed. If another thread has
+ * begun a promotion, first waits for its end, which takes little time. */
 void monarch_untrack_slow(int fd);
 static inline void monarch_untrack(int fd) {
     if (__builtin_expect(monarch_tracked(fd) != 0, 0))
