@@ -2,8 +2,9 @@
 
 The distribution follows from a formula, so no order of samples is computed.
 
-In each epoch a random one of `N` nodes accesses the sample. So the number of a node's accesses to
-the sample in `E` epochs has a binomial distribution: `E` trials, each with probability `1 / N`.
+In each epoch, one of `N` nodes accesses the sample, chosen at random. So the number of a node's
+accesses to the sample in `E` epochs has a binomial distribution: `E` trials, each with probability
+`1 / N`.
 """
 
 from math import log1p

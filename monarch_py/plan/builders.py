@@ -15,7 +15,8 @@ from monarch_py.config.patterns import PathFilter
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.plan.index import Index
 
-# Default name patterns of each format. `index_image_folder` needs none: it selects files by IMAGES.
+# Default name patterns of each format. (`index_image_folder` has no patterns, but selects files by
+# the extensions IMAGES.)
 PATTERNS = {
     "files": ("**",),
     "fixed": ("**",),
@@ -139,8 +140,8 @@ def _extents(pairs: Iterator[tuple[int, int]]) -> Extents:
 def index_fixed(
     root: Path, record_bytes: int, header_bytes: int = 0, patterns: tuple[str, ...] = ("**",)
 ) -> Index:
-    """Returns the index of files that consist of a header and of records, which all have the same
-    size. Each record is a sample. Raises ConfigError if the last record of a file is incomplete."""
+    """Returns the index of files that consist of a header and equally large records. Each record is
+    a sample. Raises ConfigError if the last record of a file is incomplete."""
     if record_bytes < 1 or header_bytes < 0:
         raise ConfigError("--record-bytes has to be 1 or more, and --header-bytes 0 or more")
 
@@ -220,9 +221,9 @@ def _members(path: Path) -> Iterator[tuple[int, int]]:
 
 def index_hdf5(root: Path, dataset: str, patterns: tuple[str, ...] = PATTERNS["hdf5"]) -> Index:
     """Returns the index of HDF5 files. A sample is a row of the HDF5 dataset with the name
-    `dataset`. If this dataset is contiguous, the bytes of the sample are those of the row.
-    Otherwise they are the range from the first to the last byte of all chunks that contain a part
-    of the row.
+    `dataset`. If this dataset is contiguous, a sample has the bytes of its row. If the dataset is
+    chunked, a sample extends from the first to the last byte of all chunks that contain a part of
+    its row.
 
     Raises MonarchError if h5py is not installed or a file has no such dataset.
     """

@@ -109,11 +109,12 @@ def by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
 
 
 def locate(run: Run, evidence: Units) -> tuple[float, int]:
-    """Finds the range of places in a run in which the node probably is: the range that contains so
-    many of the units that the node opened last that chance explains it least. The longest ranges
-    that are compared have the run's window, plus UNSEEN places for each of these units. The window
-    is often too long, because it assumes many workers if the plan does not name their number. If
-    the epochs are short, the window may even be the whole run. So shorter ranges are compared too.
+    """Finds the range of places in a run in which the node probably is. This range contains many of
+    the units that the node opened last. Of several such ranges, the one is chosen that would be the
+    least likely result of random accesses. The longest ranges that are compared have the run's
+    window, plus UNSEEN places for each unit in `evidence`. The window is often too long, because it
+    assumes many workers if the plan does not name their number. If the epochs are short, the window
+    may even be the whole run. So shorter ranges are compared too.
 
     evidence : (n,) the units that the node opened last
 
@@ -133,8 +134,9 @@ def locate(run: Run, evidence: Units) -> tuple[float, int]:
         # The unit is drawn from all units of the plan, not only from those in `run`. The reason is
         # that a node with another seed or in another epoch also uses units that are not in `run`.
         by_chance = min(width, len(run)) / len(run.place)
-        # Halving the length doubles the number of ranges. With the factor 4 for each halving, all
-        # shorter ranges together at most double the probability of a false result.
+        # Each halving of the length doubles the number of ranges that are tried. To allow for this,
+        # the score is reduced as if chance were 4 times as likely. The shorter ranges together then
+        # at most double the probability of a false result.
         score = len(evidence) * _divergence(share, by_chance) - tried * math.log(4)
         if share >= FOUND and score >= max(UNLIKELY, best):
             best, place = score, int(places[at])

@@ -1,9 +1,9 @@
 """Finds the holder of each unit: the node that uses the unit most.
 
 A unit is a sample, a file or a part of a file. The accesses of all nodes to all units do not fit
-into memory, so the units are processed in passes. A pass handles as many units as fit into memory
-with all accesses to them. It computes the orders of all epochs again, and collects these accesses.
-No access is left out, so the result is exact.
+into memory, so the units are processed in passes. A pass handles only some units: as many as fit
+into memory together with all accesses to these units. To collect the accesses, each pass computes
+the orders of all epochs again. No access is left out, so the result is exact.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,8 @@ from monarch_py.native import lib
 from monarch_py.plan.access import add_uses, counters, in_pieces
 from monarch_py.plan.timeline import Timeline
 
-# Pads a unit's row of Holders.nodes if fewer nodes access the unit than the row has elements.
+# The value of the last elements in a unit's row of Holders.nodes, if fewer nodes access the unit
+# than the row has elements.
 NOBODY = -1
 
 # How much memory the accesses of one pass take, for each unit of the dataset [bytes]. Together with

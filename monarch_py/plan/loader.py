@@ -27,8 +27,8 @@ PLAIN_SPLITS = ("strided", "slices", "chunks", "replicated")
 HELD_SPLITS = ("local_first", "solar")
 SPLITS = (*PLAIN_SPLITS, "groups", *HELD_SPLITS)
 
-# How many batches a rank's workers are assumed to prepare ahead if their number is unknown: as many
-# as eight workers prepare if each prepares four.
+# If it is unknown how many workers a rank has, they are assumed to prepare this many batches ahead:
+# as many as eight workers prepare if each prepares four.
 USUAL_AHEAD = 32
 
 # The least values of a Loader's fields.
@@ -142,7 +142,8 @@ class Loader:
     def per_rank(self) -> int:
         """The number of rows of an epoch in the array that `rows` returns: the largest number of
         accesses of any rank. The column of a rank with fewer accesses ends with NONE. With the
-        split `solar`, each step has `rows_per_step` rows, and NONE pads each step."""
+        split `solar`, each step has `rows_per_step` rows, and the last rows of any step may be
+        NONE."""
         if self.split == "solar":
             return self.steps * self.rows_per_step
         return self.steps * self.batch_size if self.drop_last else self.longest

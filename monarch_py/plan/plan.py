@@ -18,8 +18,9 @@ from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import SAMPLERS, check_choice
 from monarch_py.plan.timeline import Part, Timeline
 
-# Every plan's file contains this text. It identifies the file as a plan, and gives the version of
-# the format. In files with OLD_FORMAT, an unknown number of workers is 0 instead of null.
+# Every plan's file contains one of these two texts, which identifies the file as a plan and gives
+# the version of its format. In files with OLD_FORMAT, an unknown number of workers is 0 instead of
+# null.
 FORMAT, OLD_FORMAT = "monarch plan 2", "monarch plan 1"
 
 # Fields of a Plan that its file stores as integers, under the fields' names.

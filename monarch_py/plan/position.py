@@ -64,8 +64,8 @@ class _Progress:
         self._recent: deque[int] = deque(maxlen=RECENT)
 
     def _came(self, places: Units) -> Bools:
-        """Returns the elements of `seen` for these places, (n,). For NONE the result is
-        arbitrary."""
+        """Returns the elements of `seen` for these places, (n,). For a place that is NONE, the
+        result has no meaning."""
         return self.seen[places] if len(self.run) else np.zeros(len(places), dtype=bool)
 
     def unseen(self, units: Units, *, lags: bool) -> Bools:
@@ -97,8 +97,8 @@ class _Progress:
         return fits
 
     def chance(self, accesses: int) -> float:
-        """Returns which share of the node's next accesses would fit its position if they went to
-        random units of the run, except units that `again` recognises.
+        """Returns which share of the node's next accesses would fit its position by chance: if they
+        went to random units of the run. Units that `again` recognises are left out.
 
         accesses : how many accesses are considered. The front moves ahead while they happen, which
             increases the share
@@ -112,7 +112,7 @@ class _Progress:
         return min(1.0, (min(reach, len(self.run)) - self.count) / max(1, others))
 
     def take(self, units: Units) -> None:
-        """Marks the places of these units, which fit, as seen. Advances the front."""
+        """Marks the places of these units as seen, and advances the front."""
         places = np.sort(self.run.place[units])
         self.seen[places] = True
         self.count += len(places)
@@ -126,11 +126,11 @@ class _Progress:
             self.front = len(self.run)
 
     def again(self, units: Units) -> Bools:
-        """Returns which of these units are probably opened again after a short time, (n,). (A
-        program may open a file twice.) This is assumed of a unit in two cases. First, its place was
-        seen, and is at most two windows from the front. Second, its place is at most two windows
-        before `entered`: the unit may have been opened before the estimator began to follow the
-        node."""
+        """Returns for which of these units the present open is probably a repetition, (n,). (A
+        program may open a file twice.) A repetition is assumed in two cases. First, the unit's
+        place was seen, and is at most two windows from the front. Second, the unit's place is at
+        most two windows before `entered`: the unit may have been opened before the estimator began
+        to follow the node."""
         places, window = self.run.place[units], 2 * self.run.window
         near = np.abs(places - self.front) <= window
         near |= (places >= self.entered - window) & (places < self.entered)
@@ -173,16 +173,16 @@ class PositionEstimator:
         self.following: Run | None = None
         self._before: _Progress | None = None
         self._next: _Progress | None = None
-        # The last accesses that fitted after the present run had begun to end. For each of them,
-        # whether it belonged to the next run.
+        # Used near the end of the present run. For each of the last accesses that fitted: whether
+        # it belonged to the next run.
         self._last: deque[bool] = deque(maxlen=RECENT)
         self._now = _Progress(run, place)
         self._verdicts: deque[Verdict] = deque()
         self.weighed = 0
 
     def begin_job(self) -> None:
-        """Notes that a new job begins. Keeps the position, but drops all evidence of accesses of
-        the earlier job: whether they fitted, and which files may be opened again."""
+        """Prepares for a new job. Keeps the position, but forgets the accesses of the earlier job:
+        whether they fitted, and which files may be opened again."""
         self._before = None
         self._verdicts.clear()
         self.weighed = 0
@@ -288,9 +288,9 @@ class PositionEstimator:
         neighbouring run, (n,).
 
         alone : True if no job of another plan reads the same files. Units of the previous run are
-            then recognised only at the beginning of the current run. The reason is a short previous
-            run: nearly all of its units lie near its end, so nearly every unit of the current run
-            would be recognised, and hardly any evidence would remain
+            then recognised only at the beginning of the current run. Otherwise, hardly any evidence
+            would remain after a short run: nearly all of its units lie near its end, so nearly
+            every unit of the current run would be recognised
         """
         again = np.zeros(len(units), dtype=bool)
         forgets = alone and self.front > self.run.window // 4

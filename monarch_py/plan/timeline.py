@@ -19,7 +19,8 @@ from monarch_py.plan.samplers import NONE, GroupShuffle, Order
 MAX_NODES = 1 << 16
 # The largest number of epochs. `Timeline.layout` takes about 140 bytes and 1 microsecond per epoch.
 MAX_EPOCHS = 1_000_000
-# SLACK: the factor by which a run's window is enlarged, because some accesses are never seen.
+# The window of a run says how far an access may come before its turn.
+# SLACK: the factor by which the window is enlarged, because some accesses are never seen.
 # AMPLE_SHARE: the enlarged window is at most 1 / AMPLE_SHARE of the run, because in a larger window
 # accesses would fit the plan in any order.
 SLACK, AMPLE_SHARE = 2, 4

@@ -12,8 +12,8 @@ from monarch_py.policies.filling import copies_of, first_fit_policy, shards
 from monarch_py.policies.view import STAGING, Decision, Job, When
 from monarch_py.util.units import format_size
 
-# The number of the storage class that stands for a node's memory. It follows the staging buffer,
-# and it is the fastest class that holds copies.
+# The storage class of a node's memory: the first class after the staging buffer, and the fastest
+# class that holds copies.
 MEMORY = STAGING + 1
 
 
@@ -60,13 +60,14 @@ def lbann_preloading(job: Job) -> Decision:
 
 
 def lbann_dynamic(job: Job) -> Decision:
-    """Dynamic mode of LBANN's data store (Jacobs et al. 2019): in the first epoch, the node that is
-    the first to read a sample keeps the sample in memory for all nodes.
+    """Dynamic mode of LBANN's data store (Jacobs et al. 2019): in the first epoch, each sample
+    stays in the memory of the node that reads it first. All nodes get the sample from there.
 
     Assumption: a node whose memory is full keeps no further samples. The samples that no node keeps
-    are read from the file system in every epoch. This happens although the dataset fits into all
-    memories together: some nodes are the first reader of more bytes than others, so their memory
-    fills up first. Raises PolicyError if the dataset is larger than all memories together.
+    are read from the file system in every epoch. Such samples exist even if the dataset fits into
+    all memories together: the memory of a node that is the first reader of many samples becomes
+    full, while other memories have room. Raises PolicyError if the dataset is larger than all
+    memories together.
     """
     _need_all_memory(job, "lbann-dynamic")
     # If several nodes make the first use of a sample at the same time, the node with the lowest

@@ -28,8 +28,8 @@ from monarch_py.policies.view import (
 )
 
 # A function that processes some accesses of an epoch in one node's cache. Arguments: the node, the
-# epoch, the accessed files, and the position of each access in the epoch, counted over the accesses
-# of all nodes (the order of `in_time`).
+# epoch, the accessed files, and the number of each access. The accesses of all nodes in the epoch
+# are numbered together, in the order of `in_time`.
 Use = Callable[[int, int, Int32s, npt.NDArray[np.int64]], Uses]
 
 
@@ -109,8 +109,8 @@ def belady(job: Job, *, shared: bool = False) -> Decision:
     """Evicts the file with the farthest next use. A missed file is not admitted if its next use is
     farther than the next use of every held file (Belady 1966, with bypass).
 
-    If all files have one size, and each node has a cache of its own, then no policy loads less.
-    In every epoch after the first, the number of loaded bytes is the dataset's size minus the
+    If all files have the same size, and each node has a cache of its own, then no policy loads
+    less. In every epoch after the first, the number of loaded bytes is the dataset's size minus the
     cache's size. The docstring of `first_fit` explains this bound.
     """
     known, sizes = next_uses(job, together=shared), job.sizes.tolist()

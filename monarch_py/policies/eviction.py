@@ -21,13 +21,13 @@ from monarch_py.plan.access import NEVER
 from monarch_py.policies.view import STAGING, Bools, Ints
 
 # Returned instead of the number of a storage class if no class holds the file. MISS is the number
-# of the staging buffer, which cannot be the answer, because the staging buffer holds no copies.
+# of the staging buffer. The staging buffer holds no copies, so its number is free for this use.
 MISS = STAGING
 
 
 class Uses:
     """The results of accesses to a cache. Each field has one element for each access: the number of
-    a storage class, or MISS if there is no such class.
+    a storage class, or MISS for none.
 
     found : the class that held the file before the access
     into : the class into which the accessed file was copied. In LeastRecent, the files that this
@@ -58,8 +58,8 @@ class LeastRecent:
         self._classes = range(STAGING + 1, len(self._free))
 
     def run(self, files: Sequence[int], sizes: Sequence[int]) -> Uses:
-        """Accesses these files in the cache, in order. Returns for each access the storage class in
-        which it found its file, and the classes to which it has written.
+        """Processes one access to each of these files, in order. Returns, for each access, the
+        storage class that held the file, and the classes that received files.
 
         sizes : the sizes of these files [bytes]
         """
@@ -149,8 +149,8 @@ class FarthestUse:
         self._level = bytearray(self._files)
         # A heap entry is one number that encodes a file and its next use: -(next use x number of
         # files + file). The top of the heap is the smallest entry, which has the farthest next use.
-        # When a file is used, its entry becomes stale, because the use in this entry is over. The
-        # uses in valid entries are in the future, so stale entries lie below all valid entries.
+        # An entry becomes stale when its file is used: the use that it encodes is then in the past.
+        # Valid entries encode uses in the future, so stale entries lie below all valid entries.
         self._heap: list[int] = []
 
     def level(self, file: int) -> int:
@@ -163,7 +163,7 @@ class FarthestUse:
         return np.frombuffer(self._level, np.uint8)
 
     def used(self, file: int, upcoming: int) -> None:
-        """Notes a use of a held file.
+        """Tells the cache that a held file was used.
 
         upcoming : the file's next use; if it is NEVER, the file is dropped
         """
@@ -249,8 +249,8 @@ class FarthestUse:
         upcoming: Sequence[int],
         now: Sequence[int],
     ) -> Uses:
-        """Accesses these files in the cache, in order. Returns for each access the storage class
-        that held the file, and the class that the file was newly put into.
+        """Processes one access to each of these files, in order. Returns, for each access, the
+        storage class that held the file, and the class that the file was newly put into.
 
         upcoming : for each access, the number of the next access to the same file, or NEVER
         now : the number of each access
@@ -296,7 +296,7 @@ def exchange(
 
     held_use, held_bytes : (held,) the next use of each held file, 0 or more, and its size
     coming_use, coming_bytes : (coming,) the next use of each loaded file and its size, in the order
-        of loading. If a file is loaded for a use, its next use is the one after that
+        of loading. If a file is loaded because it is used now, this present use does not count
     free_bytes : the free room of the cache, in addition to the room that the held files take
 
     Returns which held files are evicted, (held,), and which loaded files are kept, (coming,).

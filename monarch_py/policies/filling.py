@@ -14,8 +14,8 @@ def rooms_of(capacity: Ints, files: int) -> list[TierRoom]:
     """Returns the room of a node's storage classes as a list of tiers. Each tier gets enough inodes
     for `files` files.
 
-    capacity : (classes,) [bytes], as in `Cluster`. The first class is the staging buffer, for which
-        the list has no tier
+    capacity : (classes,) [bytes], as in `Cluster`. The list has no tier for the first class, the
+        staging buffer
     """
     return [TierRoom(int(room), files, 1) for room in capacity[STAGING + 1 :]]
 
@@ -46,9 +46,9 @@ def copies_of(
 def classes_of(
     policy: NodePolicy, cluster: Cluster, sizes: Ints, classes: int | None = None
 ) -> list[Ints]:
-    """Returns, for each storage class, the files that a node keeps in this class. The files are in
-    the order in which they are filled, which is the order of their next uses. Files that are never
-    used are omitted. The list of the first class, the staging buffer, is empty.
+    """Returns, for each storage class, the files that a node keeps in this class. The files are
+    copied in the order of their next uses, and are listed in this order. Files that are never used
+    are omitted. The list of the first class, the staging buffer, is empty.
 
     sizes : (files,) [bytes]
     classes : how many storage classes to use, including the staging buffer (None = all)

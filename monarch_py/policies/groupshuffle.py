@@ -20,8 +20,8 @@ def group_shuffle(job: Job, group: int | None = None) -> Decision:
     in the other buffer. So samples are mixed within their group, and groups are mixed over the
     dataset. This mixes less than a full shuffle, but the file system sees nearly sequential reads.
 
-    group : the number of samples in a group. None: the largest number with which two groups of the
-        largest size fit into every node's staging buffer
+    group : the number of samples in a group. None: as many samples as possible, so that any two
+        groups fit into every node's staging buffer
 
     Assumptions: the groups of an epoch, in their random order, form one sequence of samples. Each
     node uses an equal contiguous part of this sequence, so that every sample is used once. If the

@@ -40,9 +40,9 @@ def held_by_hash(keys: Keys, sizes: Ints, quotas: Ints, *, extra: bool = True) -
 
 def _further(keys: Keys, sizes: Ints, quotas: Ints, owner: Int32s) -> list[Int32s]:
     """Returns the holders of each file in addition to its owner. The result is a list of columns
-    (files,), padded with NOBODY. The search for a file's holders begins at a node that depends on
-    the file's key. If files have more holders than are listed, different files thus list different
-    holders.
+    (files,), padded with NOBODY. The nodes are searched in turn, from a node that depends on the
+    file's key. Otherwise files with more holders than are listed would all list the nodes with the
+    lowest numbers.
     """
     nodes = len(quotas)
     # `second_copies` sorts the files by their keys once for each node. Those sorts are fast if the
@@ -69,9 +69,9 @@ def _further(keys: Keys, sizes: Ints, quotas: Ints, owner: Int32s) -> list[Int32
 
 
 def with_holders(plan: Plan) -> Plan:
-    """Returns a copy of the plan in which each loader that needs its field `holders` has it: the
-    nodes that hold each sample. A loader needs the holders if its `split` is one of HELD_SPLITS. It
-    then assigns samples to nodes that hold them."""
+    """Returns a copy of the plan. In the copy, each loader whose `split` is one of HELD_SPLITS has
+    the field `holders`: the nodes that hold each sample. Such a loader assigns samples to nodes
+    that hold them."""
     return replace(plan, parts=tuple(_held(plan, part) for part in plan.parts))
 
 
@@ -87,8 +87,8 @@ def _held(plan: Plan, part: PlanPart) -> PlanPart:
 
 def _kept_along(index: Index, nodes: int, quota: int, *, extra: bool) -> Int32s:
     """Returns the nodes that hold each sample of a plan, (samples, up to MOST_HOLDERS). Daemons
-    that follow the plan keep the files on these nodes. (Without a plan, they may keep the files on
-    other nodes, which follow from the files' paths.)
+    that follow the plan keep the files on these nodes. (Without a plan, daemons choose the nodes by
+    the files' paths, so the nodes may be others.)
 
     quota : how much each node may hold [bytes]
     extra : whether a node also holds files that it does not own, if it has room for more than its

@@ -1,6 +1,6 @@
 """The policy of one node: what it keeps and where, what it drops first, and which nodes it asks.
 
-The daemon has one such object, for its own node. The simulator has one for each node of a job.
+The daemon has one `NodePolicy`, for its own node. The simulator has one for each node of a job.
 """
 
 from collections.abc import Sequence
@@ -105,8 +105,8 @@ class NodePolicy:
 
     def next_use(self, ids: Ints) -> npt.NDArray[np.int64]:
         """Returns how many files are used before the next use of each file, (n,). The result is
-        NEVER if the last call of `foresee` has not named the file, or if the file was `used` since
-        then."""
+        NEVER if the last call of `foresee` did not name the file, or if `used` was called for the
+        file after that call."""
         distance = np.full(len(ids), NEVER, np.int64)
         if len(self._upcoming):
             at = np.minimum(np.searchsorted(self._upcoming, ids), len(self._upcoming) - 1)
@@ -222,17 +222,17 @@ class NodePolicy:
         self._upcoming, self._distance = ids[order], order.astype(np.int64)
 
     def used(self, ids: Ints) -> None:
-        """Notes that these files were used. Their next uses are unknown from now on."""
+        """Tells the policy that these files were used. Their next uses are then unknown."""
         left = ~np.isin(self._upcoming, ids)
         self._upcoming, self._distance = self._upcoming[left], self._distance[left]
 
     def lose(self, ids: Ints) -> None:
-        """Notes that the tiers have no room for these files, although a plan has chosen a tier for
-        them. Has no effect on other files."""
+        """Tells the policy that the tiers have no room for these files. Has no effect on files for
+        which no plan has chosen a tier."""
         self.planned[ids[self._tiers(ids) >= 0]] = NOWHERE
 
     def give_up(self, ids: Ints) -> None:
-        """Notes that this node no longer keeps these files."""
+        """Tells the policy that this node no longer keeps these files."""
         self.kept[ids] = False
 
     def move(self, ids: Ints, nodes: Ints) -> None:
@@ -241,8 +241,8 @@ class NodePolicy:
         self._holders[ids, 0] = nodes
 
     def adopt(self, ids: Ints) -> None:
-        """Notes that this node owns these files from now on, and forgets which tiers a plan has
-        chosen for them."""
+        """Makes this node the owner of these files, and forgets which tiers a plan has chosen for
+        them."""
         self.planned[ids[ids < len(self.planned)]] = UNPLANNED
         ids = ids[~self.owns(ids)]
         self.kept[ids] = True

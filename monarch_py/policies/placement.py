@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 # Used instead of a tier's number if no tier has room for the file.
 NOWHERE = -1
-# A file that is larger than this [bytes] is treated as if it had this size. No tier is as large, so
-# such a file is placed nowhere. The sum of 2048 such sizes does not overflow 64 bits.
+# A file that is larger than this [bytes] is treated as if it had this size. No tier has so much
+# room, so such a file is placed nowhere. The sum of 2048 such sizes does not overflow 64 bits.
 LARGEST = np.uint64(1 << 51)
 
 # The largest part of a tier's quota that is kept free of copies [bytes]; see `slack_of`.
@@ -61,8 +61,8 @@ def first_fit(
     """Assigns each file to the fastest tier that still has room for it, and evicts no file (Dantas
     2022, 4.1.2). Returns the tier of each file, (files,); NOWHERE if no tier has room for the file.
 
-    If every file is read once an epoch, eviction cannot reduce the reads from the source: an
-    evicted file is missed instead of the file that replaced it.
+    If every file is read once an epoch, eviction cannot reduce the reads from the source: it spares
+    the next read of one file, but then the evicted file must be read again.
 
     sizes : (files,) [bytes], in the order of filling;  rooms : the room of the tiers, fastest first
     preferred : (files,), the tier that is tried first for each file, before any file goes into

@@ -82,8 +82,8 @@ def next_nodes(keys: Keys, weights: Floats, node: int) -> Int32s:
 def owners(keys: Keys, sizes: Ints, quotas: Ints) -> Int32s:
     """Returns the owner of each file, (files,) int32; PFS if no node has room for the file. The
     nodes are tried in the order of their scores for the file, the lowest score first. The first
-    node with room becomes the owner. If a node has too little room for all files that try it, it
-    takes them in ascending order of their keys, and skips those that do not fit. The result does
+    node with room becomes the owner. If several files come to the same node and do not all fit, the
+    node takes them in ascending order of their keys, and skips those without room. The result does
     not depend on the order of the files in the arrays.
 
     keys : (files,), all different;  sizes : (files,) [bytes];  quotas : (nodes,) [bytes]
@@ -118,8 +118,9 @@ def owners(keys: Keys, sizes: Ints, quotas: Ints) -> Int32s:
 
 
 def second_copies(keys: Keys, sizes: Ints, owner: Ints, node: int, quota: int) -> Bools:
-    """Returns which files of other owners a node also keeps, (files,), in the room that its own
-    files do not need. With these copies, the node need not fetch the files in every epoch.
+    """Returns which files a node keeps although other nodes own them, (files,) bool. These copies
+    use the room that the node's own files leave. They spare the node the transfer of the files in
+    every epoch.
 
     keys : (files,) hashes, all different;  sizes : (files,) [bytes]
     owner : (files,) the owner of each file;  quota : the node's quota [bytes]

@@ -34,8 +34,9 @@ def deepio_opportunistic(job: Job) -> Decision:
 
     Assumptions: samples are loaded before training, as in DeepIO's ordered mode (`deepio`). In each
     epoch, all samples in memory are distributed over the nodes at random, each sample once. If the
-    epoch needs more samples than are in memory, the samples are distributed again. So with `N`
-    nodes, one in `N` samples is local. Samples that did not fit into any memory are not used.
+    epoch needs more samples than are in memory, the samples are distributed again. As the
+    distribution is random, one in `N` samples is local if there are `N` nodes. Samples that did not
+    fit into any memory are not used.
     """
     need_memory(job, "deepio-opportunistic")
     copies = shards(job, classes=MEMORY + 1)

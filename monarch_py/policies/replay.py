@@ -2,7 +2,7 @@
 
 The content of a cache at the start of an epoch depends on all previous epochs. So a policy that
 evicts copies is written as a generator, which yields the results of the epochs one after the other.
-The simulator may ask for the epochs in any order, and `Replay` answers it.
+`Replay` lets the simulator ask for the epochs in any order.
 """
 
 from collections.abc import Callable, Iterator
@@ -92,8 +92,8 @@ def _upcoming(
     accesses are in order of time.
 
     upcoming : (files,) the first use of each file after all of these accesses. The function updates
-        the array in place: for each file that these accesses use, the element becomes the first of
-        these accesses to the file
+        the array in place: for each file that these accesses use, the element becomes the time of
+        the file's first use among them
     """
     is_used = files != NO_FILE
     if not is_used.all():

@@ -20,8 +20,8 @@ SOURCES = 0
 # become faster.
 TRY_AGAIN_S = 2.0
 # NOTICED_S : waits shorter than this do not matter [s].
-# PART : although a node has a copy, the source is read if reading it takes less than PART times as
-# long as fetching the copy. PART is below 1 to spare the source, which all nodes share.
+# PART : a file of which a node has a copy is read from the source if this takes less than PART
+# times as long as fetching the copy. PART is below 1 to spare the source, which all nodes share.
 NOTICED_S, PART = 0.1, 0.5
 
 
@@ -97,9 +97,9 @@ class Routing:
         """Returns whether to read a file from the source although a node has the file. All nodes
         share the source, so each node reads from it as little as possible. Returns False in three
         cases. First, the node delivers the file in time. Second, the source is at most 1 / PART
-        times as fast as the node, or its speed is unknown and it need not be tried yet. Third, the
-        node's speed is unknown or must be measured again. Adds the file to the queue of the chosen
-        place."""
+        times as fast as the node, or the source's speed is unknown and need not be tried yet.
+        Third, the node's speed is unknown or must be measured again. Adds the file to the queue of
+        the chosen place."""
         node_s = self._node_seconds(node, size)
         source_s = self._seconds(SOURCES, size, self.at_source, self.source_threads)
         if source_s is None and self._is_due(SOURCES):

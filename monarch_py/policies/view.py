@@ -25,8 +25,8 @@ Uints = npt.NDArray[np.uint64]
 
 # Used instead of a node's number for a file that only the parallel file system has.
 PFS = -1
-# Pads the row of an order that lists a node's samples in a step, if the node takes fewer samples in
-# the step than other nodes.
+# A row of an order lists the samples that one node takes in a step. If other nodes take more, the
+# rest of the row has this value.
 NO_FILE = -1
 # The storage class of the staging buffer, where files lie between prefetch and use.
 STAGING = 0
@@ -144,7 +144,7 @@ class When(Enum):
     # During training: the threads of each storage class make the copies in this class, in the order
     # of the rows of Copies.
     BESIDE = "beside"
-    # When the node first reads the file: the read file is kept as the copy.
+    # When the node first reads the file: the node then keeps the file's content as the copy.
     ON_USE = "on_use"
 
 
@@ -184,12 +184,12 @@ class Served:
     cls : (nodes, accesses) int8, the storage class in which the holder has the file; meaningless if
         the holder is PFS
     into, down : (nodes, accesses) int8, the fastest and the slowest storage class that the access
-        writes to; STAGING if it writes to none. The classes belong to the file's owner, or to the
-        node that uses the file if the file has no owner. Class `into` receives the file. Each
-        slower class, down to `down`, receives the files that the next faster class drops to make
-        room. The total size of these dropped files is assumed to be the size of the file. If no
-        node has the file, and the file goes into a class of its owner, the owner reads the file
-        from the file system
+        writes to; STAGING if it writes to none. They are classes of the file's owner. If the file
+        has no owner, they are classes of the node that uses the file. Class `into` receives the
+        file. Each slower class, down to `down`, receives the files that the next faster class drops
+        to make room. The total size of these dropped files is assumed to be the size of the file.
+        If no node has the file, and the file goes into a class of its owner, the owner reads the
+        file from the file system
     redundant : (nodes, accesses) int64 [bytes], how much is read from the file system in addition
         to the file, because the policy joins reads; None if the policy reads only files
     """
@@ -209,11 +209,11 @@ class Decision:
         (NoPFS 5.1, Rule 1); if False, each file is fetched when it is used
     copies, when : the copies in all classes except the staging buffer, and when they are made
     remote : whether a node may read copies of other nodes
-    due : (copies,) int64, a deadline for each copy: the number of an access, numbered as in
-        `Job.first_use`. The copy should exist on its node when this node reaches the access. Other
-        nodes cannot see whether the copy exists. So a node asks for the copy only after its own
-        accesses have reached this number (NoPFS 5.2.2). None means that every node knows at any
-        time which copies exist
+    due : (copies,) int64, a deadline for each copy: a position among the accesses of a node, as in
+        `Job.first_use`. The copy should exist when the node that makes it reaches this position.
+        Other nodes cannot see whether the copy exists. So another node asks for the copy only when
+        it has itself reached the same position among its own accesses (NoPFS 5.2.2). None means
+        that every node knows at any time which copies exist
     owner : (files,) int32, the only node that reads a file from the file system; it sends the file
         to the nodes that ask for it. PFS for a file that every node reads itself. None means that
         no file has an owner. If several nodes ask while the owner reads a file, one read serves all

@@ -114,9 +114,9 @@ def typical_rate(amounts: Floats, seconds: Floats) -> float:
 
 
 def undisturbed_rate(run: Recorded) -> float:
-    """Returns the rate [bytes/s] at which the training read in those intervals of the run in which
-    nearly all of its bytes came from copies. Returns 0 if these intervals contain only a small part
-    of the run's bytes."""
+    """Returns the rate [bytes/s] at which the training read while nearly all bytes came from
+    copies. Only intervals of the run in which this was so are used. Returns 0 if these intervals
+    contain only a small part of the run's bytes."""
     opened = run.counted["bytes_from_tier"] + run.counted["bytes_from_source"]
     lengths = np.diff(run.seconds)
     is_free = (
@@ -124,8 +124,9 @@ def undisturbed_rate(run: Recorded) -> float:
         & (run.source_bytes <= (1 - UNDISTURBED) * opened)
         & (run.counted["wait_seconds"] <= (1 - UNDISTURBED) * lengths)
     )
-    # `is_free` may select only a few intervals, for example the first and the last. If only a small
-    # part of the run's bytes was read in them, their rate is not the speed of the training.
+    # `is_free` may select only a few intervals, for example the first and the last. If the selected
+    # intervals contain only a small part of the run's bytes, their rate is not the speed of the
+    # training.
     if opened[is_free].sum() < WORTH * opened.sum():
         return 0.0
     return typical_rate(opened[is_free], lengths[is_free])
@@ -168,7 +169,7 @@ def _fewer_readers(
 
 def saved(advice: Advice) -> list[list[str]]:
     """Returns a row of a table for each change: the change, the simulated time of the run with this
-    change, and the share of the time that it saves."""
+    change, and the share of the run's time that the change saves."""
     return [
         [c.what, f"{c.seconds:,.1f} s", percent(max(0.0, 1 - c.seconds / advice.simulated))]
         for c in advice.changes

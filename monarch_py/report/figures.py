@@ -17,14 +17,14 @@ from monarch_py.report.recorded import Recorded
 from monarch_py.util.units import MIB, format_size
 
 # SIZE: the width and the height of a figure [inches]. LETTERS: its font size [points]. With these
-# values, the labels in a figure are as large as the text of the page if it is viewed on a phone.
+# values, a phone shows the labels in a figure as large as the text of the page.
 SIZE, LETTERS = (4.8, 3.0), 11
 # The colour of text and axes in a drawing. `_svg` replaces it by the colour of the page's text.
 INK = "#010203"
 # Colours that are visible on white and on black, and dash patterns for colour-blind readers.
 STYLES = (("#3b82f6", "-"), ("#e8590c", "--"), ("#2f9e44", ":"))
-# Matches identifiers that matplotlib writes into a drawing. They are removed, because several
-# drawings on one page would have the same identifiers. Nothing refers to them.
+# Matches identifiers that matplotlib writes into a drawing. Nothing refers to these identifiers,
+# and several drawings on one page would have the same ones. So `_svg` removes them.
 NUMBERED = re.compile(r' id="[A-Za-z0-9.]+_\d+"')
 # Metadata that matplotlib would write into each drawing. `_svg` leaves it out.
 METADATA = ("Creator", "Date", "Format", "Type")

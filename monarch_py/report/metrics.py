@@ -14,8 +14,8 @@ from monarch_py.report.rates import Report
 DASHBOARD = Path(__file__).parent / "dashboard.json"
 
 # The metrics that are made from the counters in the report's `totals`. A row contains the metric's
-# name, its help text, its label, and a mapping from each value of the label to a counter. If a
-# metric has no label, its label and the mapping's only key are "".
+# name, its help text, its label, and a mapping from each value of the label to a counter. In the
+# row of a metric without a label, the label and the mapping's only key are "".
 TOTALS: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
     (
         "monarch_opens",
@@ -25,7 +25,7 @@ TOTALS: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
     ),
     (
         "monarch_opened_bytes",
-        "Total size of the dataset files opened, by the origin of what was opened: tier or source",
+        "Total size of the dataset files opened, as copies in a tier or at the source",
         "origin",
         {"tier": "bytes_from_tier", "source": "bytes_from_source"},
     ),
@@ -135,9 +135,9 @@ class _DaemonCollector(Collector):
         self._ask = ask
 
     def describe(self) -> Iterator[Metric]:
-        """Yields nothing. A registry calls this method when the collector is registered, to learn
-        the names of its metrics. If the method did not exist, some registries would call `collect`
-        instead, which asks the daemon."""
+        """Yields nothing. When a collector is registered, the registry calls this method to learn
+        the names of the collector's metrics. Without this method, some registries would call
+        `collect`, which asks the daemon."""
         yield from ()
 
     def collect(self) -> Iterator[Metric]:

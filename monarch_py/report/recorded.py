@@ -23,11 +23,11 @@ SCHEMA = 1
 # A file larger than this [bytes] is not a report. The report of a million files has only 0.2 MB.
 MOST_BYTES = 64 << 20
 HOW = "give a file that `monarch run --json` or `monarch status --json --history` has written"
-# The most intervals into which the time of the run is divided.
+# The largest number of intervals into which the time of the run is divided.
 MOST_INTERVALS = 120
-# The number of epochs may be derived from the number of opens, if programs open each file once an
-# epoch. A result above MOST_EPOCHS shows that they open files more often, so the number of epochs
-# is not known then.
+# If programs open each file once an epoch, the number of epochs follows from the number of opens.
+# If more than MOST_EPOCHS epochs would follow, programs have opened files more often than that, and
+# the number of epochs is not known.
 MOST_EPOCHS = 1000
 
 # The largest number of reading threads that a report may have. No real report has as many.
@@ -200,8 +200,8 @@ class Recorded:
 
     @property
     def is_planned(self) -> bool:
-        """Whether the history says which epoch it was at each time. This is so if the daemon
-        followed a plan."""
+        """Whether the history contains the numbers of epochs. It does if the daemon followed a
+        plan."""
         return any(epoch is not None for epoch in self._epochs)
 
     def epochs(self, given: int | None = None) -> list[Epoch]:
@@ -219,8 +219,9 @@ class Recorded:
             known = [-1 if epoch is None else epoch for epoch in self._epochs]
             before = np.maximum.accumulate([-1, *known])[:-1]
             is_new = (np.array(known) > before) & (before >= 0)
-            # Each point of the history has a time, the counters up to this time, and the epoch at
-            # this time. So an epoch is assumed to end at the first point that has a later epoch.
+            # The history does not say when an epoch ended. Each of its points only has a time, and
+            # the epoch at this time. So an epoch is assumed to end at the first point with a later
+            # epoch.
             ends = np.array([0.0, *at[1:-1][is_new], self.length])
         else:
             count = given or round(float(opens[-1]) * self.nodes / max(1, self.files))

@@ -15,7 +15,7 @@ from monarch_py.util.units import GIB, MIB, counted, format_size
 WIDTH = 80
 # The column at which the text after a line's label begins.
 INDENT = 11
-# Matches the last digit of a number, and the unit after it. They must be on the same line.
+# Matches the last digit of a number, and the unit after it. No line break may separate the two.
 NUMBER = re.compile(r"(\d) ([KMGTPE]?i?B\b|%)")
 
 
@@ -183,7 +183,7 @@ def room_hint(report: dict[str, Any], files: int, size: int) -> str:
     if not usable:
         return ""
     # Advise a larger quota for the last tier, which is the slowest and is filled last. A copy takes
-    # whole blocks of 4096 bytes, so its size is rounded up: one more block per file is enough.
+    # whole blocks of 4096 bytes: at most one block more than the file's size in bytes.
     tier, n_bytes = usable[-1], size + files * 4096
     quota, needed = rounded_up(tier["used_bytes"] + n_bytes), n_bytes + MARGIN_BYTES
     free = others = 0

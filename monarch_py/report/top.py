@@ -15,14 +15,14 @@ from monarch_py.report.rates import Rates, Report, seconds_left
 from monarch_py.util.quoting import quoted
 from monarch_py.util.units import counted, format_size
 
-# The view estimates how long the remaining copies will take. It averages the rate at which copies
-# are made over this time [s].
+# The view estimates how long the remaining copies will take, from the mean rate of copying in the
+# last AVERAGED_S seconds.
 AVERAGED_S = 20.0
 BAR_WIDTH = 20
 # Widths in a table that contains bars [characters]. LEAST_NAME : the least width of the column of
 # names. NEEDED_WIDTH : the width of all other columns together.
 NEEDED_WIDTH, LEAST_NAME = 64, 16
-# The most processes that the table of programs lists. The others are only counted.
+# The table of programs lists at most this many processes. It only counts the others.
 MOST_PROGRAMS = 10
 
 

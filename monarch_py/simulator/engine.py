@@ -11,7 +11,7 @@ from monarch_py.simulator.jobs import job_of
 from monarch_py.simulator.result import IMBALANCE, PLACES, Result
 from monarch_py.simulator.scenario import Scenario
 
-# The largest number of copies. The C code numbers the copies with int32.
+# The largest number of copies. The C code stores the number of a copy as int32.
 MOST_COPIES = (1 << 31) - 1
 EPOCHS_KNOWN = int(lib.MONARCH_SIM_EPOCHS)
 
@@ -202,8 +202,8 @@ def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, .
 
 def _dealt(values: Array, ranks: int) -> Array:
     """Distributes each node's samples, (nodes, steps, width), over the node's ranks. Returns the
-    samples of each rank, (nodes, steps, ranks, samples). This is needed for policies that choose
-    which samples a node uses in a step, because they do not assign the samples to ranks.
+    samples of each rank, (nodes, steps, ranks, samples). The function serves policies that choose
+    the samples of each node: such policies do not choose the samples of each rank.
 
     The ranks of a node take the samples of a step in turn. The row of a rank that takes fewer
     samples is padded with NO_FILE.

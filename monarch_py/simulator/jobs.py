@@ -13,8 +13,8 @@ from monarch_py.simulator.scenario import Scenario
 # The orders of this many epochs are kept. The engine needs the orders of two epochs, and a policy
 # that looks ahead needs a few more.
 ORDERS_KEPT = 4
-# The largest number of threads of all nodes together. Each thread has an event of its own in the
-# engine.
+# The largest number of threads of all nodes together. The engine reserves memory for one event of
+# each thread.
 MOST_THREADS = 1 << 26
 
 
@@ -35,8 +35,8 @@ def cluster_of(scenario: Scenario) -> Cluster:
 
 def job_of(scenario: Scenario) -> Job:
     """Returns the job of a scenario. Every epoch is a new random permutation of the files, which is
-    divided into steps. The samples of each step are distributed over the ranks, as
-    DistributedSampler does, but NumPy's random generator draws the permutation.
+    divided into steps. The samples of each step are divided among the ranks. (PyTorch's
+    DistributedSampler does the same, but its permutations are not those of NumPy's generator.)
 
     Raises ConfigError if the cluster is too large to be simulated.
     """
@@ -57,7 +57,7 @@ def job_of(scenario: Scenario) -> Job:
         order = random.permutation(scenario.dataset.files).astype(np.int32)
         steps, per_step = scenario.batches_per_epoch, scenario.global_batch
         # Without drop_last, a short last step is padded with samples from the beginning of the
-        # epoch. With drop_last, its samples are left out.
+        # epoch. With drop_last, the samples that do not fill a whole step are left out.
         order = np.resize(order, steps * per_step)
         by_step = order.reshape(steps, per_step)
         dealt = np.full((scenario.nodes, steps, batch), NO_FILE, np.int32)

@@ -14,7 +14,7 @@ For each policy it contains times [s], numbers of bytes, and shares from 0 to 1:
 ``stall_seconds``       how long a rank waited for samples, as the mean over the ranks. Not
                         included: waits for other ranks at a barrier, and for copies that are made
                         before the first batch
-``initial_seconds``     the part of the total before the first batch
+``initial_seconds``     the part of ``total_seconds`` before the first batch
 ``share``, ``bytes``    how much was read from each place: ``staging``, ``local``, ``remote`` and
                         ``pfs``. Each sample is counted once: for the place from which it was read
                         into the staging buffer or by the rank.

@@ -149,10 +149,10 @@ class SizeDistribution(Keys):
         sizes = random.standard_normal(files) * self.std + self.mean
         outside = np.flatnonzero((sizes < self.min) | (sizes > self.max))
         while len(outside):
-            # Each round draws one new size for each size outside the bounds. New sizes within the
-            # bounds replace the first of the sizes outside, and later rounds replace the rest. The
-            # sizes and the number of draws are the same as if each size were redrawn until it lies
-            # within the bounds, one size after the other.
+            # Each round draws as many new sizes as there are sizes outside the bounds. Those new
+            # sizes that lie within the bounds replace sizes outside, from the first on. Later
+            # rounds replace the rest. The result and the number of draws are the same as if a loop
+            # over the sizes redrew each size until it lies within the bounds.
             fresh = random.standard_normal(len(outside)) * self.std + self.mean
             fresh = fresh[(fresh >= self.min) & (fresh <= self.max)]
             sizes[outside[: len(fresh)]] = fresh

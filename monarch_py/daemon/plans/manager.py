@@ -85,7 +85,8 @@ class PlanManager:
         self._to_place: list[PlanTracker] = []
         self._placed = False
         self._renewing: Future[dict[PlanTracker, PlanTracker | None]] | None = None
-        # For each plan, the job that follows it, or did not follow it when the plan was dropped.
+        # For each plan, the job that follows the plan. For a dropped plan, the job that did not
+        # open files as the plan predicts.
         self._jobs: dict[PlanTracker, Job] = {}
         self._renew_at = float("-inf")
         self._is_new_job = False
@@ -114,10 +115,10 @@ class PlanManager:
     # --- in the loop ----------------------------------------------------------------------------
 
     def observe(self, opened: Ids) -> None:
-        """Notes files that programs have opened since the last iteration. Each iteration must call
-        this method before it drops copies. Otherwise the opened files would be regarded as those
-        that programs will open next. Their copies would be kept, and copies that are still needed
-        would be dropped instead.
+        """Compares the files that programs have opened since the last iteration with the plans.
+        Each iteration must call this method before it drops copies. Otherwise the plans would still
+        predict these opens. The copies of the opened files would then be kept, and copies that are
+        needed later would be dropped instead.
 
         Each open is assigned to the first plan that predicts it. The plans are tried one after
         another, beginning with the plan that has predicted the largest number of opens so far. An
@@ -190,9 +191,9 @@ class PlanManager:
             self.evictions.end()
 
     def _know_used(self, tracker: PlanTracker) -> None:
-        """Tells `filler.routes` of which files the owners have complete copies. This is true of the
-        files of each run (a section of an epoch, see Run in plan/timeline.py) that all nodes have
-        finished."""
+        """Tells `filler.routes` that owners have complete copies of some files: the files of each
+        run that all nodes have finished. (A run is a section of an epoch, see Run in
+        plan/timeline.py.)"""
         ids, places = tracker.take_used(), self.filler.routes
         if len(ids) and places is not None and self._nodes is not None:
             owner = self.filler.policy.owners(ids)
@@ -227,8 +228,8 @@ class PlanManager:
     # --- new jobs -------------------------------------------------------------------------------
 
     def new_job(self) -> None:
-        """Notes that a job begins. Dropped plans are then retried, and plan files that have changed
-        are loaded again."""
+        """Must be called when a job begins. Dropped plans are then retried, and plan files that
+        have changed are loaded again."""
         self._is_new_job = True
         for tracker in self.trackers:
             self._begin_job(tracker)
@@ -274,8 +275,8 @@ class PlanManager:
         return found
 
     def _has_other_job(self, tracker: PlanTracker) -> bool:
-        """Whether the job that followed this plan, or did not follow it when the plan was dropped,
-        has ended, and programs have opened files since then."""
+        """Whether the plan's job has ended, and programs have opened files since then. The job of a
+        dropped plan is the one that did not open files as the plan predicts."""
         if not tracker.has_job:
             return False
         job = self._jobs.setdefault(tracker, Job(f"{self.shared.session.path}/catalog."))
@@ -362,7 +363,7 @@ class PlanManager:
     # --- eviction -------------------------------------------------------------------------------
 
     def _foresee(self) -> Future[Distances] | None:
-        """Starts to compute the next two uses of each file in a thread, for `Evictions`. Assumes
+        """Starts a thread's computation for `Evictions`: the next two uses of each file. Assumes
         that the jobs of all plans advance at the same pace. Returns a Future of the result, or None
         if no plan is followed, or if a plan's present or next run is not known yet."""
         active = [tracker for tracker in self.trackers if tracker.state != "dropped"]
@@ -386,9 +387,9 @@ class PlanManager:
     # --- what the ranks need next ---------------------------------------------------------------
 
     def due_bytes(self) -> Floats | None:
-        """Returns for each rank of this node the total size of the files that the rank needs next
-        and that have no copy here yet, (ranks,) [bytes]. Returns None if no plan is followed. Also
-        returns None if several plans are followed, because it is not known which plan a rank
+        """Returns how much each rank of this node still lacks, (ranks,) [bytes]: the total size of
+        the files that the rank needs next and that have no copy on this node yet. Returns None
+        unless exactly one plan is followed, because it is not known which of several plans a rank
         follows."""
         following = [tracker for tracker in self.trackers if tracker.state == "following"]
         if not self._placed or len(following) != 1:

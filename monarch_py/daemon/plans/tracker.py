@@ -77,8 +77,9 @@ class PlanTracker:
         self._search_at = 0
         # Whether the present search is the last one. If it finds no position, the plan is dropped.
         self._is_last = False
-        # The first accesses of a job are searched for when the estimator has judged this many
-        # accesses, see `_search_for_job`. Infinite if that was done for the present job.
+        # The position of a new job is searched for when the estimator has judged this many
+        # accesses, see `_search_for_job`. Infinite if no such search is to come for the present
+        # job.
         self._job_search_at = float(JUDGED)
         self._early: list[Ids] = []
         # For each run that has ended on this node: the entries of its files, see `take_used`.
@@ -99,8 +100,7 @@ class PlanTracker:
     # --- the plan's files -----------------------------------------------------------------------
 
     def begin(self, found: Found, catalog_entries: int) -> None:
-        """Starts following the plan, beginning with the accesses that were noted before this
-        call."""
+        """Starts following the plan. Processes the accesses that were stored before this call."""
         if self.state == "dropped":
             return
         self.entries = found.entries
@@ -117,7 +117,7 @@ class PlanTracker:
             self.judge(ids, self.observe(ids))
 
     def begin_job(self) -> None:
-        """Notes that a job begins. The job may begin at another position than the one at which the
+        """Prepares for a new job. It may begin at another position than the one at which the
         earlier job has ended. If the earlier job has reached the end of the plan, the new job is
         assumed to begin with the first run."""
         if self.estimator is None:
@@ -198,9 +198,9 @@ class PlanTracker:
         return self._over.pop(0).result()
 
     def _search_for_job(self, estimator: PositionEstimator) -> None:
-        """Searches once for the position of a new job, unless its first accesses show that the
-        position is known. They show nothing if accesses in random order would mostly fit the plan
-        too, as in a plan with short epochs."""
+        """Searches once for the position of a new job, unless the job's first accesses confirm the
+        present position. In a plan with short epochs they may confirm nothing, because accesses in
+        random order would mostly fit too."""
         if estimator.judged >= self._job_search_at:
             self._job_search_at = float("inf")
             if not estimator.is_certain:
@@ -229,8 +229,8 @@ class PlanTracker:
 
     def _find_place(self, recent: Int32s) -> tuple[int, Run, int] | None:
         """Finds the run in which the latest accesses lie closest together. Returns (number of the
-        run, run, position in the run). Returns None if chance may explain how close together they
-        lie in every run. Called in the executor's thread."""
+        run, run, position in the run). Returns None if random accesses might lie as close together
+        in each run. Called in the executor's thread."""
         best: tuple[float, int, Run, int] | None = None
         for number in range(len(self.layout)):
             run = self.draw(number)
@@ -250,7 +250,7 @@ class PlanTracker:
             self.number, run, place = found
             self._over, self._is_from_its_beginning = [], False
             recent = estimator.recent
-            # The job has advanced during the search, so its position in this run is determined
+            # The job has advanced during the search, so the job's position in the run is determined
             # again.
             score, now = locate(run, recent)
             estimator.enter(run, now if score else place)

@@ -17,8 +17,8 @@ from monarch_py.util.units import counted
 # order of a large dataset consists of millions of numbers.
 Order = npt.NDArray[np.int32]
 
-# Marks a position without an access, for example the last position of a rank that has one sample
-# fewer than other ranks.
+# The value at a position without an access, for example at the last position of a rank that has one
+# sample fewer than other ranks.
 NONE = -1
 
 # `Sampler.backwards` computes at least this many orders at a time, and holds them in memory, if

@@ -1,4 +1,4 @@
-"""The sampler of programs that draw their orders with NumPy. It draws them with NumPy itself."""
+"""The sampler of programs that draw their orders with NumPy. It uses NumPy's own generators."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -114,7 +114,7 @@ class DistributedSampler(Sampler):
 
     seed : the same on all ranks;  set_epoch : whether the training program calls set_epoch
     drop_last : what happens if the samples cannot be divided evenly among the ranks. True: the last
-        samples of the order are dropped. False: samples from its beginning are repeated
+        samples of the order are dropped. False: the first samples of the order are used again
     """
 
     length: int

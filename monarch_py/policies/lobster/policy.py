@@ -42,8 +42,8 @@ def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
     1. Reuse count: after its last use on the node, a copy is dropped if another node also holds a
        copy of the sample.
     2. Reuse distance: after a use, a copy is dropped if the node does not use it again before the
-       end of the next epoch. If an epoch has `I` iterations, and the copy is used in iteration `h`,
-       then its next use is more than `2 I - h` iterations away.
+       end of the next epoch. After a use in iteration `h` of an epoch with `I` iterations, this
+       means that the next use is more than `2 I - h` iterations away.
     3. Coordination with prefetching: if the cache is full, the copy with the farthest next use is
        dropped to make room for the prefetched sample with the nearest use.
 

@@ -56,7 +56,7 @@ class PiecewiseLinear:
     def __call__(self, x: npt.ArrayLike) -> Floats:
         """Returns the y that the model gives for each x. A negative y becomes 0, because y is a
         time. Between the last point of one piece and the first point of the next piece, the line of
-        the first of these two pieces applies."""
+        the earlier piece applies."""
         xs = np.asarray(x, dtype=np.float64)
         piece = np.maximum(0, np.searchsorted(self.starts, xs, side="right") - 1)
         return np.maximum(0, self.slope[piece] * xs + self.intercept[piece])

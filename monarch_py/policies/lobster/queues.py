@@ -59,8 +59,8 @@ def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
 
     Returns the number of threads of each queue, (..., queues) int64. Each number is 1 or more, and
     the numbers of a step add up to at most `total`. If several divisions have the least difference,
-    the one with the fastest slowest queue is returned. Raises PolicyError if there are more queues
-    than threads.
+    the one whose slowest queue takes the least time is returned. Raises PolicyError if there are
+    more queues than threads.
 
     The function computes what Algorithm 1 of the paper is meant to compute. It tries windows: a
     window is a range of times that begins at one predicted time and ends at another. Every queue
@@ -68,9 +68,8 @@ def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
     the threads suffice is the result. The function differs from the printed algorithm in four
     points:
 
-    - Lines 12 to 18 of the paper move the lower bound of the search where the upper bound should
-      move, and vice versa, so the printed search moves away from the balance. Here, bisection finds
-      the end of each window.
+    - Lines 12 to 18 of the paper exchange the lower and the upper bound of the search, so the
+      printed search moves away from the balance. Here, bisection finds the end of each window.
     - The printed loop never compares the sum of the threads with T_L. Here the sum never exceeds
       T_L.
     - The printed algorithm starts with shares in proportion to the queues' loads, and changes one

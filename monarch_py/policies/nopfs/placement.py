@@ -72,8 +72,8 @@ def place(
     frequencies : for each node a row (files,) of how often it uses each file. Either an array
         (nodes, files), or a sequence that computes its rows one at a time
     sizes : (files,) [bytes];  quotas : (nodes,) [bytes]
-    weights : (nodes,), how much each node saves if it reads a file locally instead of from another
-        node, relative to the mean of all nodes; None = 1 for all nodes
+    weights : (nodes,), the time that each node saves by reading a file locally instead of from
+        another node, divided by the mean of all nodes; None = 1 for all nodes
 
     Returns a Placement whose sum of frequency x weight x size over all copies is within 1 % of the
     maximum, if files are small compared with quotas. benchmarks/policies/bound.py measures this.
@@ -85,8 +85,8 @@ def place(
     is at most the node's quota. Second, each file has at least one holder if the quotas together
     have room for the dataset. Otherwise each file has at most one holder, because a second copy
     would displace another file. The dual program yields a price of each node's room (see `prices`).
-    A file's owner is the node where the file's value exceeds the price by most. If a node is full,
-    the files that would exceed its quota go to other nodes.
+    A file's owner is the node where the file's value, `f[n, k]`, exceeds the price by most. If a
+    node is full, the files that would exceed its quota go to other nodes.
     """
     everything = int(quotas.sum()) >= int(sizes.sum())
     program = Program(frequencies, weights, sizes, quotas, everything)
@@ -104,10 +104,10 @@ def place(
 def _own(program: Program, prices: Prices) -> tuple[Int32s, npt.NDArray[np.int64]]:
     """Returns the owner of each file, (files,), and the room that is left, (nodes,) [bytes].
 
-    If the nodes have room for all files, each node first reserves room for the copies that it wants
-    of files that other nodes own. Owners are then assigned within the room that is not reserved.
+    If the nodes have room for all files, each node first reserves room for second copies: copies of
+    files that other nodes will own. Owners are then assigned within the room that is not reserved.
     Files that get no owner in this way may also use the reserved room. Without the reservations,
-    files would fill some nodes completely, and all remaining room would be on other nodes.
+    some nodes would be full of their own files, and would have no room for second copies.
     """
     owner = np.full(len(program.sizes), PFS, dtype=np.int32)
     left = np.array(program.quotas, dtype=np.int64)
@@ -148,9 +148,9 @@ def _settle(program: Program, prices: Prices, owner: Int32s, left: npt.NDArray[n
     while len(waiting) and open_nodes.any():
         nodes = np.flatnonzero(open_nodes)
         best, gain, second = _two_best(program, prices, nodes, waiting)
-        # The gain of a file at a node is value - price. Its loss is the gain at the best node minus
-        # the gain at the second-best node, which is next if the best node is full. If the quotas
-        # have no room for all files, the file may also go to no node, which is a gain of 0.
+        # The gain of a file at a node is value - price. If the best node is full, the file goes to
+        # the second-best node, and the difference of the two gains is the file's loss. If the
+        # quotas have no room for all files, the file may also go to no node: then the gain is 0.
         loss = gain - (second if program.everything else np.maximum(second, 0))
         for node in np.unique(best):
             mine = np.flatnonzero(best == node)
@@ -196,8 +196,8 @@ def _squeeze(owner: Int32s, sizes: Ints, left: npt.NDArray[np.int64]) -> None:
 
 
 def _most_used(frequency: Array, sizes: Ints, own: Bools, room: int) -> npt.NDArray[np.int64]:
-    """Returns the files that the node holds in addition to the files that it owns: files that it
-    uses, the most frequently used first, until `room` bytes are full."""
+    """Returns the files that a node holds besides its own, (n,). Of the files that the node uses,
+    the most frequently used come first, until `room` bytes are full."""
     others = np.flatnonzero((np.asarray(frequency) > 0) & ~own)
     if not len(others) or room < int(sizes[others].min()):
         return np.zeros(0, dtype=np.int64)

@@ -53,7 +53,8 @@ def planned(job: Job) -> Decision:
     `planned` equals `nopfs`. It raises the same errors.
     """
     decision, wanted = _placed(job, "planned")
-    # `due` is None so that nodes ask a file's owner even if the owner does not have the file yet.
+    # With deadlines (`due`), a node would not ask a file's owner before the deadline of the copy.
+    # Here a node may always ask, because an owner without a copy reads the file on request.
     owner = owners_of(decision.copies, wanted)
     return replace(decision, owner=owner, pfs=False, due=None)
 
@@ -87,16 +88,17 @@ def _placed(job: Job, name: str) -> tuple[Decision, Ints]:
 
 
 def _decision(job: Job, copies: Copies) -> Decision:
-    """Returns the decision to make these copies. Serves both `place` and `literal`."""
+    """Returns the decision to make these copies, which `place` or `literal` has chosen."""
     due = _needed(job, job.first_use[copies.node, copies.file], copies.file)
     return Decision(copies=copies, when=When.BESIDE, remote=True, due=due)
 
 
 def _needed(job: Job, first: npt.NDArray[np.int64], files: Ints) -> npt.NDArray[np.int64]:
-    """Returns the number of the access that first needs each copy, (copies,): the first use of the
-    file by the node that has the copy. If this node never uses the file, the first use by any node.
+    """Returns when each copy is first needed, (copies,): at the first use of the file by the node
+    that has the copy. If this node never uses the file, at the first use by any node. A use is
+    given as its position among the accesses of the node that makes it.
 
-    first : (copies,) the number of the first use by the node that has the copy, or NEVER
+    first : (copies,) the first use by the node that has the copy, or NEVER
     files : (copies,) the file of each copy
     """
     return np.where(first == NEVER, job.first_use.min(axis=0)[files], first)
@@ -108,8 +110,8 @@ def need_differences(job: Job, name: str) -> None:
 
     If a file contains many samples, all nodes use the file about equally often. Suppose that a node
     reads `k` samples of each file. The frequencies are then binomial, and their relative spread is
-    `sqrt((1 - 1 / nodes) / k)` (NoPFS 3.1). If a node uses a file less than once an epoch on
-    average, the check always passes. This is the case if each file is one sample.
+    `sqrt((1 - 1 / nodes) / k)` (NoPFS 3.1). If each file is one sample, a node uses a file less
+    than once an epoch on average, and the check always passes.
     """
     used = job.frequencies
     mean = float(used.mean())
@@ -173,9 +175,9 @@ def policy_of(job: Job, node: int, held: Ints) -> NodePolicy:
 
 
 def _rehouse(job: Job, parts: list[list[Ints]], lost: Ints, first: Ints) -> None:
-    """Puts each file of `lost` that has no copy into the first storage class of any node that has
-    room for it, or that would have room if one file were dropped. Drops only files that another
-    node holds too. Changes `parts`.
+    """Gives a copy to each file of `lost` that has none. All storage classes of all nodes are tried
+    in turn. The first class that has room gets the file, or the first that would have room if one
+    file were dropped. Drops only files that another node holds too. Changes `parts`.
 
     parts : for each node and storage class, the files in the order of filling
     first : (files,), first use by any node

@@ -36,8 +36,8 @@ class Program:
     """The placement as a linear program.
 
     uses : for each node an array (files,) of how often the node uses each file
-    weights : (nodes,), how much each node saves if it reads a file locally instead of from another
-        node, relative to the mean of all nodes; None = 1 for all nodes
+    weights : (nodes,), the time that each node saves by reading a file locally instead of from
+        another node, divided by the mean of all nodes; None = 1 for all nodes
     sizes : (files,) [bytes];  quotas : (nodes,) [bytes]
     everything : True if every file must be held by at least one node; False if each file may be
         held by at most one node
@@ -130,9 +130,9 @@ class _Sample:
         the sampled files."""
         gain = self.table - prices.astype(np.float32)[:, None]
         largest = gain.max(axis=0)
-        # If every file must be held, a file is demanded by its best node, even if the gain there is
-        # negative, and by each other node where the gain is positive. If each file may be held only
-        # once, a file is demanded only by its best node, and only if the gain there is positive.
+        # If every file must be held, two kinds of nodes demand a file: the file's best node, even
+        # if the gain there is negative, and every other node with a positive gain. If each file may
+        # be held only once, only its best node demands it, and only if the gain there is positive.
         pivot = np.minimum(largest, 0) if self.everything else np.maximum(largest, 0)
         wanted = gain >= pivot
         # Every node must compute the same prices. So the sum is NumPy's, which adds in a fixed

@@ -3,8 +3,8 @@
 The order of samples within an epoch follows from the epoch's seed, but the order of epochs is free.
 SOLAR chooses an order in which each epoch begins with samples that the previous epoch used last.
 
-If the epochs are independent shuffles, this gains little. An order of epochs is a path; its edges
-lead from each epoch to the next. The cost of an edge is the number of samples that are loaded when
+If the epochs are independent shuffles, their order hardly matters. An order of epochs is a path;
+its edges lead from each epoch to the next. The cost of an edge is the number of samples loaded when
 the epoch changes. Suppose that the dataset has `n` samples, and that the buffers of all nodes
 together have room for `c` of them. When the epoch changes, the buffers hold the last `c` samples of
 one epoch, and the first `c` samples of the next epoch are needed. Both sets of samples are random
@@ -102,8 +102,8 @@ def order_epochs(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
 
 def _successors(costs: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int64], Floats]:
     """Assigns a different successor to each epoch at the lowest total cost. Returns the successors,
-    and the table of costs. The table contains one additional epoch, with edges of cost 0, which
-    lies between the end of the path and its beginning."""
+    and the table of costs. The table contains one additional epoch, which stands between the end of
+    the path and its beginning. All edges of this epoch cost 0."""
     n = len(costs)
     table = np.zeros((n + 1, n + 1))
     table[:n, :n] = costs
