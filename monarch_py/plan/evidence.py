@@ -8,7 +8,7 @@ import numpy as np
 from monarch_py.plan.samplers import NONE
 from monarch_py.plan.timeline import Run, Units
 
-# A plan is considered wrong under two conditions. First, `Evidence.explained` is at most WRONG.
+# A plan is considered wrong if two conditions hold. First, `Evidence.explained` is at most WRONG.
 # Second, random accesses would fit the plan nearly as often: the number of accesses that fit is at
 # most DEVIATIONS standard deviations above the expected number for random accesses.
 WRONG, DEVIATIONS = 0.4, 4
@@ -18,7 +18,7 @@ MOST_BY_CHANCE = 0.7
 # The daemon does not see every access. It assumes that at most UNSEEN accesses have happened for
 # each access that it has seen.
 UNSEEN = 1.5
-# `locate` finds a node's position under two conditions. First, at least the share FOUND of the
+# `locate` finds a node's position if two conditions hold. First, at least the share FOUND of the
 # node's last SEARCHED accesses lies close together in the plan. Second, the probability that random
 # accesses lie as close together is at most e ** -UNLIKELY. This limit is so low because `locate`
 # tries many places, and is called for many runs. (A run lists the units that a node uses in one
@@ -95,9 +95,8 @@ def by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
     units of the plan. The second is the share that would fit if they went to random units of the
     given runs.
 
-    runs : the node's previous, current and next run, as far as they are known. For each run, the
-        run itself, and the share of accesses that would fit if they went to random units of this
-        run
+    runs : the node's previous, current and next run, as far as they are known. Each run is in a
+        pair with the share of accesses that would fit if they went to random units of this run
     """
     not_fitting = not_own = 1.0
     for run, chance in runs:
@@ -135,8 +134,8 @@ def locate(run: Run, evidence: Units) -> tuple[float, int]:
         # that a node with another seed or in another epoch also uses units that are not in `run`.
         by_chance = min(width, len(run)) / len(run.place)
         # Each halving of the length doubles the number of ranges that are tried. To allow for this,
-        # the score is reduced as if chance were 4 times as likely. The shorter ranges together then
-        # at most double the probability of a false result.
+        # each halving reduces the score as if chance were 4 times as likely. The shorter ranges
+        # together then at most double the probability of a false result.
         score = len(evidence) * _divergence(share, by_chance) - tried * math.log(4)
         if share >= FOUND and score >= max(UNLIKELY, best):
             best, place = score, int(places[at])

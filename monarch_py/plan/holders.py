@@ -23,8 +23,8 @@ from monarch_py.plan.timeline import Timeline
 # than the row has elements.
 NOBODY = -1
 
-# How much memory the accesses of one pass take, for each unit of the dataset [bytes]. Together with
-# the orders of two epochs and the results, this is less than 64 bytes per unit.
+# How much memory the accesses of one pass take, for each unit of the dataset [bytes]. The accesses,
+# the orders of two epochs and the results together take less than 64 bytes per unit.
 SLOT_BYTES = 32
 
 

@@ -349,8 +349,8 @@ class PositionEstimator:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the plan is wrong: over a long time, hardly more accesses fitted the plan than
-        random accesses would. False if too few accesses are known."""
+        """Whether the plan is wrong: over a long time, hardly more accesses fitted the plan than if
+        they had been random. False if too few accesses are known."""
         return any(last.is_chance for last in self._evidence(self._least))
 
     def _evidence(self, accesses: int) -> list[Evidence]:
@@ -415,8 +415,8 @@ class PositionEstimator:
 
 def _mixed(now: int, begun: int) -> list[bool]:
     """Returns, for each of the last RECENT accesses of an observation, whether it belonged to the
-    next run. The order of the accesses in an observation is unknown. So it is assumed that the next
-    run has the same share of these accesses as of the whole observation.
+    next run. The order of the accesses in an observation is unknown. So the last accesses are
+    assumed to be divided between the two runs in the same proportion as the whole observation.
 
     now : number of accesses in the observation that fitted the current run
     begun : number of accesses in the observation that fitted the next run

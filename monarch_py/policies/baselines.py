@@ -64,10 +64,10 @@ def lbann_dynamic(job: Job) -> Decision:
     stays in the memory of the node that reads it first. All nodes get the sample from there.
 
     Assumption: a node whose memory is full keeps no further samples. The samples that no node keeps
-    are read from the file system in every epoch. Such samples exist even if the dataset fits into
-    all memories together: the memory of a node that is the first reader of many samples becomes
-    full, while other memories have room. Raises PolicyError if the dataset is larger than all
-    memories together.
+    are read from the file system in every epoch. There may be such samples even if the dataset fits
+    into all memories together: the memory of a node that is the first reader of many samples
+    becomes full, while other memories have room. Raises PolicyError if the dataset is larger than
+    all memories together.
     """
     _need_all_memory(job, "lbann-dynamic")
     # If several nodes make the first use of a sample at the same time, the node with the lowest

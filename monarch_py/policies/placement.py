@@ -65,8 +65,8 @@ def first_fit(
     the next read of one file, but then the evicted file must be read again.
 
     sizes : (files,) [bytes], in the order of filling;  rooms : the room of the tiers, fastest first
-    preferred : (files,), the tier that is tried first for each file, before any file goes into
-        another tier; negative for a file without a preferred tier
+    preferred : (files,), the tier that is tried first for each file; negative for a file without a
+        preferred tier. All preferred tiers are filled before any file goes into another tier
     """
     tier_of = np.full(len(sizes), NOWHERE, np.int32)
     left = list(rooms)

@@ -118,9 +118,9 @@ def owners(keys: Keys, sizes: Ints, quotas: Ints) -> Int32s:
 
 
 def second_copies(keys: Keys, sizes: Ints, owner: Ints, node: int, quota: int) -> Bools:
-    """Returns which files a node keeps although other nodes own them, (files,) bool. These copies
-    use the room that the node's own files leave. They spare the node the transfer of the files in
-    every epoch.
+    """Returns which files a node keeps although other nodes own them, (files,) bool. The copies use
+    the room that the node's own files leave. Without them, the node would have to fetch these files
+    from their owners in every epoch.
 
     keys : (files,) hashes, all different;  sizes : (files,) [bytes]
     owner : (files,) the owner of each file;  quota : the node's quota [bytes]

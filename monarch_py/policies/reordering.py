@@ -92,10 +92,10 @@ def locality_aware(job: Job) -> Decision:
     """Locality-aware loading (Yang and Cong 2019): every node holds a share of the dataset. From
     the samples that all nodes together use in a step, each node takes those that it holds.
 
-    If a node holds more samples of the step than its batch has, the surplus goes to nodes that hold
-    too few. These nodes read the surplus samples from the holder. Assumption: shares are contiguous
-    and loaded before training, as in NoPFS's simulation. Raises PolicyError if nodes have different
-    numbers of ranks.
+    If a node holds more samples of the step than its batch has room for, the surplus goes to nodes
+    that hold too few. These nodes read the surplus samples from the holder. Assumption: shares are
+    contiguous and loaded before training, as in NoPFS's simulation. Raises PolicyError if nodes
+    have different numbers of ranks.
     """
     need_memory(job, "locality-aware")
     need_equal_ranks(job, "locality-aware")

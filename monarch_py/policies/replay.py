@@ -36,7 +36,8 @@ class Replay(Generic[T]):
         self._running, self._next = begin(), 0
 
     def at(self, epoch: int) -> T:
-        """Returns what the generator yields for `epoch`. Raises IndexError after the last epoch."""
+        """Returns what the generator yields for `epoch`. Raises IndexError for an epoch after the
+        last one."""
         if epoch not in self._kept and epoch < self._next:
             self._running, self._next = self._begin(), 0
         while epoch not in self._kept:

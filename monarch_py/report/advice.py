@@ -114,9 +114,9 @@ def typical_rate(amounts: Floats, seconds: Floats) -> float:
 
 
 def undisturbed_rate(run: Recorded) -> float:
-    """Returns the rate [bytes/s] at which the training read while nearly all bytes came from
-    copies. Only intervals of the run in which this was so are used. Returns 0 if these intervals
-    contain only a small part of the run's bytes."""
+    """Returns the rate [bytes/s] at which the training read in the undisturbed intervals of the
+    run: those in which nearly all bytes came from copies. Returns 0 if these intervals contain only
+    a small part of the run's bytes."""
     opened = run.counted["bytes_from_tier"] + run.counted["bytes_from_source"]
     lengths = np.diff(run.seconds)
     is_free = (
@@ -155,8 +155,8 @@ def advise(run: Recorded, *, epochs: int | None = None, compute: float | None = 
 def _fewer_readers(
     run: Recorded, model: "_Model", now: _Machine, simulated: float
 ) -> Iterator[Change]:
-    """Yields the advice to halve the number of readers (threads that read at the same time), under
-    two conditions. First, on average, at least half of the readers were waiting. Second, the
+    """Yields the advice to halve the number of readers (threads that read at the same time), if two
+    conditions hold. First, on average, at least half of the readers were waiting. Second, the
     simulated run with half of the readers takes at most 5 % longer."""
     half = now.readers // 2
     if not half or run.totals["wait_seconds"] / run.length < half:

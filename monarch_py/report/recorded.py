@@ -26,8 +26,8 @@ HOW = "give a file that `monarch run --json` or `monarch status --json --history
 # The largest number of intervals into which the time of the run is divided.
 MOST_INTERVALS = 120
 # If programs open each file once an epoch, the number of epochs follows from the number of opens.
-# If more than MOST_EPOCHS epochs would follow, programs have opened files more often than that, and
-# the number of epochs is not known.
+# If more than MOST_EPOCHS epochs would follow, programs have opened files more often than once an
+# epoch, and the number of epochs is not known.
 MOST_EPOCHS = 1000
 
 # The largest number of reading threads that a report may have. No real report has as many.

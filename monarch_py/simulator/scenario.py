@@ -52,10 +52,10 @@ class Curve:
 
     points : number of threads or clients, 1 or more -> total rate [bytes/s], above 0
 
-    Between two points the total is interpolated linearly. Below the first point it is proportional
-    to the number of threads or clients, so each of them has a constant rate. Above the last point
-    the total is constant, so more threads or clients each get less. The paper does not define the
-    rate outside the points.
+    Between two points the total is interpolated linearly. Below the first point the total is
+    proportional to the number of threads or clients, so each of them has a constant rate. Above the
+    last point the total is constant, so more threads or clients each get less. The paper does not
+    define the rate outside the points.
     """
 
     points: Mapping[int, float]

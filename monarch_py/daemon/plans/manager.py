@@ -115,7 +115,7 @@ class PlanManager:
     # --- in the loop ----------------------------------------------------------------------------
 
     def observe(self, opened: Ids) -> None:
-        """Compares the files that programs have opened since the last iteration with the plans.
+        """Compares the plans with the files that programs have opened since the last iteration.
         Each iteration must call this method before it drops copies. Otherwise the plans would still
         predict these opens. The copies of the opened files would then be kept, and copies that are
         needed later would be dropped instead.
@@ -171,7 +171,7 @@ class PlanManager:
     @contextmanager
     def _at_its_risk(self, tracker: PlanTracker) -> Iterator[None]:
         """Drops the plan if the `with` block raises an error, so that a faulty plan does not end
-        the daemon. If the plan was dropped in the block, for whatever reason, logs the reason."""
+        the daemon. Logs why the plan was dropped, also if the block itself has dropped it."""
         was_dropped = tracker.state == "dropped"
         try:
             yield

@@ -3,9 +3,9 @@
 A plan is dropped if a job does not open files as the plan predicts. But a later job may follow the
 plan. So a dropped plan is retried in three cases: the plan's file has changed; a `monarch run`
 begins; or the earlier job has ended and programs have opened files since then. In the last two
-cases, plans that were not dropped are told of the new job too, because it may begin at another
-position (`PlanTracker.begin_job`). A job has ended when all its processes have ended. A thread
-checks these cases.
+cases, plans that were not dropped are told of the new job too, because this job may begin at
+another position (`PlanTracker.begin_job`). A job has ended when all its processes have ended. A
+thread checks these cases.
 """
 
 import time

@@ -286,8 +286,8 @@ class PlanTracker:
         return fits
 
     def knows_again(self, ids: Ids) -> Bools:
-        """Returns for each file whether the plan's job opened it a short time ago, (n,), so that
-        the present open only repeats that open."""
+        """Returns for each file whether the plan's job opened it a short time ago, (n,). The
+        present open may then be a repetition."""
         again = np.zeros(len(ids), dtype=bool)
         if self.estimator is not None:
             known = self._is_known(ids)

@@ -275,7 +275,7 @@ def _words_of(state: bytes) -> tuple[list[int], int]:
     following = int(np.frombuffer(state, dtype=np.uint64, count=1, offset=16)[0])
     words = np.frombuffer(state, dtype=np.uint64, count=624, offset=24)
     # `left` is 1 if all words are used. It is also 1 in a generator that was just seeded, because
-    # it has not computed its first words yet.
+    # such a generator has not computed its first words yet.
     used = 624 if left <= 1 else following
     return [int(word) for word in words], used
 

@@ -175,9 +175,9 @@ def policy_of(job: Job, node: int, held: Ints) -> NodePolicy:
 
 
 def _rehouse(job: Job, parts: list[list[Ints]], lost: Ints, first: Ints) -> None:
-    """Gives a copy to each file of `lost` that has none. All storage classes of all nodes are tried
-    in turn. The first class that has room gets the file, or the first that would have room if one
-    file were dropped. Drops only files that another node holds too. Changes `parts`.
+    """Gives a copy to each file of `lost` that has none. The storage classes of all nodes are tried
+    in turn. The file goes into the first class that has room, or that would have room if one file
+    were dropped. Drops only files that another node holds too. Changes `parts`.
 
     parts : for each node and storage class, the files in the order of filling
     first : (files,), first use by any node

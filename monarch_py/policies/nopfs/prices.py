@@ -3,9 +3,9 @@
 The placement is a linear program with two kinds of constraints: the quota of each node, and the
 number of holders of each file. Lagrange multipliers, one per node, move the quotas into the
 objective; they are the prices of the nodes' room. The problem then separates into one small problem
-per file: compare what each node would gain by holding the file. For any prices, the value of this
-solution is an upper bound for every placement (weak duality). The least of these bounds, at the
-best prices, equals the linear program's optimum.
+per file: compare what each node would gain by holding the file. For any prices, the optimum of this
+separated problem is an upper bound for the value of every placement (weak duality). The least of
+these bounds, at the best prices, equals the linear program's optimum.
 """
 
 from collections.abc import Sequence
@@ -96,9 +96,9 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
             chosen = np.sort(rng.choice(len(sizes), most, replace=False))
         rows = [program.values(node)[chosen] for node in range(nodes)]
         table = np.stack(rows)
-        # After the first stage, the prices determine the node of most files. The other files have
-        # equal values at several nodes, which differ only by the noise. So the second stage takes
-        # small steps: at most four times the width of the noise.
+        # After the first stage, the prices determine the node of most files. Apart from the noise,
+        # the other files have equal values at several nodes. So the second stage takes small steps:
+        # at most four times the width of the noise.
         pace = 4 * width if width else 0.3 * max(1e-9, float(table.max()))
         width = NOISE * max(1e-9, float(table.max(axis=0).mean()))
         found = Prices(prices, width, draws)
@@ -135,9 +135,9 @@ class _Sample:
         # be held only once, only its best node demands it, and only if the gain there is positive.
         pivot = np.minimum(largest, 0) if self.everything else np.maximum(largest, 0)
         wanted = gain >= pivot
-        # Every node must compute the same prices. So the sum is NumPy's, which adds in a fixed
-        # order. A matrix product would use a BLAS, and the order in which a BLAS adds depends on
-        # the processor.
+        # Every node must compute the same prices, so numbers must be added in a fixed order, as
+        # NumPy's `sum` does. A matrix product would use a BLAS library, and its order of additions
+        # depends on the processor.
         used = np.where(wanted, self.weights, np.float32(0)).sum(axis=1, dtype=np.float64)
         gain *= wanted
         gain *= self.weights

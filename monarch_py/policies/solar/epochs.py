@@ -127,9 +127,10 @@ def _nearest(costs: Floats) -> npt.NDArray[np.int64]:
 
 
 def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Returns a path that is made from the cheapest assignment of successors (`_successors`), which
-    forms cycles. The two cycles that are cheapest to join are joined, until only one cycle is left.
-    The path follows this cycle, from the epoch after the additional epoch of `_successors`."""
+    """Returns a path, made from the cheapest assignment of successors (`_successors`). The
+    assignment consists of cycles. The two cycles that are cheapest to join are joined, until only
+    one cycle is left. The path follows this cycle, from the epoch after the additional epoch of
+    `_successors`."""
     successor, table = _successors(costs)
     n = len(table)
     while True:

@@ -176,8 +176,8 @@ class _Buffers:
         rows = zip(files.tolist(), after.tolist(), node.tolist(), owner, strict=True)
         for at, (file, upcoming, who, had) in enumerate(rows):
             if had == PFS:
-                # If a sample occurs twice in the step, which sampling with replacement permits, a
-                # node may hold the sample since its first occurrence.
+                # With replacement, a sample may occur twice in the step. Then a node may have kept
+                # the sample at its first occurrence.
                 if self.holder[file] != PFS:
                     self._caches[self.holder[file]].used(file, upcoming)
                     continue
@@ -188,8 +188,8 @@ class _Buffers:
                     into[at] = self._caches[who].level(file)
                 continue
             # The holder's cache may have evicted this sample a moment ago, to admit another sample
-            # of this step. Unless this sample is to be loaded, its holder is assumed to have used
-            # it before the eviction, so the sample is recorded as found in memory.
+            # of this step. If this sample is not to be loaded, the holder is assumed to have used
+            # it before the eviction: the sample is recorded as found in memory.
             level = self._caches[had].level(file)
             if level == MISS:
                 cls[at] = MISS if loaded[at] else STAGING + 1
