@@ -28,8 +28,8 @@ static struct fill *new_fill(const struct monarch_engine *e, struct job *job) {
     uint64_t units = (size + unit - 1) / unit, blocks = (size + block - 1) / block;
     struct fill *f = calloc(1, sizeof *f + words_for(units) * 8 + blocks * 4);
     uint64_t *sums = malloc((blocks ? blocks : 1) * sizeof *sums);
-    /* The digests of a copy's blocks are made for the peers that may read the copy later. A copy of
-     * a single block gets no digest, because this digest would not be kept (serving/sums.h). */
+    /* The digests of a copy's blocks serve peers that read the copy later. A copy of one block gets
+     * no digest, because this digest would not be kept (serving/sums.h). */
     const unsigned char *key =
         blocks > 1 ? monarch_holdings_key(__atomic_load_n(&e->holdings, __ATOMIC_ACQUIRE)) : NULL;
     if (!f || !sums) {
@@ -56,9 +56,9 @@ static struct fill *new_fill(const struct monarch_engine *e, struct job *job) {
 }
 
 /* Reserves the copy's space before the first write, so that a full tier is noticed before any byte
- * is copied. Nothing is reserved for a small copy, because the reservation would cost more than the
- * single write. Nothing is reserved on tmpfs either, because fallocate would clear all pages first,
- * and readers would have to wait. */
+ * is copied. For a small copy, a reservation would cost more than the single write. On tmpfs,
+ * fallocate would first clear all pages, and readers would have to wait. So neither gets a
+ * reservation. */
 static int reserve(int fd, uint64_t size) {
     struct statfs fs;
     if (size <= MONARCH_CHUNK)
@@ -93,11 +93,11 @@ static void wake_askers(struct monarch_engine *e, const struct job *job) {
     monarch_holdings_wake(h, job->entry.source, job->entry.hash);
 }
 
-/* Makes the fill visible to readers. The copy number in the slot's word tells readers which copy
- * the slot's map describes. Also wakes the requests of peers that wait for the file. A file of one
- * unit cannot be sent before its copy is complete, so requests for such a file usually need not be
- * woken. But they must be woken if this fill itself asks a peer, because that peer may be waiting
- * for this node at the same time. */
+/* Makes the fill visible to readers: the slot's word then contains the copy's number. Also wakes
+ * the requests of peers that wait for this file. For a file of one unit, this is usually too early,
+ * because nothing is sent before the copy is complete. But if this fill asks a peer, that peer may
+ * be waiting for this node. Then its request is woken, so that the two nodes do not wait for each
+ * other. */
 static void show(struct monarch_engine *e, struct fill *f) {
     const struct job *job = f->job;
     int has_map = f->units <= MONARCH_FILL_UNITS;
@@ -221,12 +221,11 @@ static void wait_for_write_back(struct fill *f, uint64_t block) {
                         SYNC_FILE_RANGE_WAIT_AFTER);
 }
 
-/* Records a complete block. sum: the block's checksums; NULL if they must be computed from the
- * copy. Two more steps follow for a file of more than MONARCH_CHUNK bytes. The first step removes
- * the source file's pages of this block from the page cache, because the fill does not read them
- * again. (The kernel keeps pages that a program is mapping or reading.) The second step starts the
- * write-back of the block. It also waits for the write-back that began two blocks earlier, so that
- * dirty pages do not accumulate. */
+/* Records a complete block. sum: the block's checksums; NULL: compute them from the copy. If the
+ * file has more than MONARCH_CHUNK bytes, does two more things. First, drops this block of the
+ * source's file from the page cache, because the fill does not read it again. The kernel keeps
+ * pages that a program is mapping or reading. Second, starts the block's write-back. Also waits for
+ * the write-back that began two blocks earlier, so that dirty pages do not accumulate. */
 static void end_block(const struct monarch_engine *e, struct fill *f, uint64_t block, char *buffer,
                       const struct block_sum *sum) {
     struct block_sum own;
@@ -247,10 +246,9 @@ static void end_block(const struct monarch_engine *e, struct fill *f, uint64_t b
     __atomic_sub_fetch(&f->blocks_left, 1, __ATOMIC_ACQ_REL);
 }
 
-/* Marks units as copied, and wakes the readers that wait for them (monarch_answer). There is one
- * exception: if a peer has sent the only unit of a file, the readers are woken when the copy is
- * published (engine/work.c). That happens only microseconds later, and many readers need the
- * published copy anyway. */
+/* Marks units as copied, and wakes the readers that wait for them. Exception: if a peer has sent a
+ * file's only unit, the readers are woken microseconds later, when the copy is published
+ * (engine/work.c). Many of them need the published copy anyway. */
 static void mark_done(struct monarch_engine *e, struct fill *f, uint64_t unit, uint64_t count,
                       int is_fetched) {
     for (uint64_t u = unit; u < unit + count && f->units <= MONARCH_FILL_UNITS; u++)
@@ -288,10 +286,9 @@ static int write_copy(struct fill *f, const char *buffer, uint64_t n, uint64_t a
     return 1;
 }
 
-/* Reads the whole file from its pack, a tar of many files of the source, into `buffer`, and returns
- * 1. Returns 0 if the file is in no pack, if the pack cannot be read, or if the fill has already
- * opened the file itself. Only files of one unit are read from packs, so no other thread copies a
- * part of the same file. */
+/* Reads the whole file from its pack, a tar of many files, into `buffer`. Returns 0 if the file is
+ * in no pack, if the pack cannot be read, or if the fill has already opened the file itself; else
+ * 1. Only files of one unit are read from packs, so no other thread copies a part of this file. */
 static int read_pack(struct monarch_engine *e, struct fill *f, char *buffer) {
     return f->job->pack && __atomic_load_n(&f->from, __ATOMIC_ACQUIRE) < 0 &&
            monarch_pack_read(e, f->job, buffer) == 0;
@@ -343,10 +340,9 @@ void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, 
     int is_fetched = f->peers && monarch_fetch(e, f, at, end - at, buffer, &sum);
     if (!is_fetched && !read_source(e, f, at, end, buffer, stream))
         return;
-    /* The checksum of the whole block is known in two cases. First, a peer has sent the complete
-     * block with its sum. Second, these bytes are the end of the block, and all bytes of the block
-     * came from the source and were added to `stream`. If the order names a peer, the second case
-     * is excluded, because bytes from a peer are not added to `stream`. */
+    /* The checksum of the whole block is known in two cases. Either a peer has sent the whole block
+     * with its sum. Or these bytes end the block, and `stream` has seen all its bytes. If the order
+     * names a peer, `stream` may lack some, because it does not get the bytes that a peer sends. */
     int has_sum = end == end_of_block(f, block) &&
                   (is_fetched ? at == block * f->block_bytes : stream && f->job->peer[0] < 0);
     if (has_sum && !is_fetched)
@@ -379,10 +375,10 @@ static int close_copy(struct job *job, int fd) {
 void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
     struct job *job = f->job;
     int r = f->failed ? -1 : 0, status;
-    /* If all bytes came from a single peer, no check is needed: before that peer sent the last
-     * block, it had checked that the file at the source was unchanged. If several peers sent bytes,
-     * some of the bytes may belong to another version. So open the file at the source:
-     * monarch_source_of compares the file's attributes with the catalog's. */
+    /* If a single peer sent all bytes, no check is needed: this peer checked the file at the source
+     * before it sent the last block. If several peers sent bytes, some bytes may belong to another
+     * version of the file. So open the file: monarch_source_of compares its attributes with the
+     * catalog's. */
     if (r == 0 && (f->gave & (f->gave - 1)) && monarch_source_of(e, f, &status) < 0)
         r = monarch_fail(job, status, errno);
     if (r == 0 && f->from >= 0)

@@ -5,8 +5,8 @@
 #include "peers/mac.h"
 #include "shared/xxh3.h"
 
-/* The two checksums of a block, computed while the block is copied. One is its XXH3-64. The other
- * is its digest (peers/mac.h), which authenticates the block when the block is sent to peers. */
+/* The two checksums of a block, computed while the block is copied. xxh3: its XXH3-64. digest: its
+ * digest (peers/mac.h), by which peers check that the block is authentic. */
 struct block_sum {
     uint64_t xxh3;
     struct monarch_digest digest;
@@ -45,8 +45,8 @@ struct fill {
     int to, failed; /* to: descriptor of the copy; failed: atomic, whether the fill has failed */
     uint64_t units, unit_bytes, blocks, block_bytes;
     uint64_t blocks_left; /* atomic: blocks without a checksum yet */
-    /* atomic: two blocks, each as its index + 1; 0: no block. written[0]: the block whose
-     * write-back began last. written[1]: the block whose write-back began before that. */
+    /* Atomic: two blocks, each as its index + 1; 0: none. written[0]: the block whose write-back
+     * began last. written[1]: the one before it. */
     uint64_t written[2];
     uint64_t *sums;                   /* for each block, its XXH3-64 */
     const unsigned char *content_key; /* key of the digests; NULL: no digests are made */

@@ -1,7 +1,7 @@
 /* Measures how many bytes threads receive from each endpoint, and how long that takes. An endpoint
- * is either all sources together, or one peer. Policies choose among endpoints by the throughput
- * per thread. Section 4 of the NoPFS paper writes this throughput as r_j(p_j) / p_j: p_j threads
- * use endpoint j, and r_j is the throughput of all these threads together. */
+ * is either all sources together, or one peer. Policies compare endpoints by the throughput per
+ * thread. In section 4 of the NoPFS paper, this is r_j(p_j) / p_j. There, p_j is the number of
+ * threads that use endpoint j, and r_j(p_j) is their throughput together. */
 #include "copy/flow.h"
 
 #include "copy/state.h"

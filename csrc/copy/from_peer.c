@@ -9,27 +9,26 @@
 #include "serving/serving.h"
 #include "shared/clock.h"
 
-/* If a peer answers TIMEOUT this many times in a row, the fill asks the next peer or the source
- * instead. A peer that works answers TIMEOUT if it waits for the source and receives nothing within
- * 0.6 s. */
+/* If a peer answers TIMEOUT this many times in a row, the fill asks the next peer or the source. A
+ * working peer answers TIMEOUT if it waits for the source and receives nothing for 0.6 s. */
 #define ASKED_TRIES 2 /* if a reader waits for the bytes */
 #define TRIES 8       /* if no reader waits for the bytes */
-/* A peer answers COMING while it is receiving the bytes from the source. This node then waits for
- * the peer, because its own read from the source would be no faster and would delay other readers.
- * This is the longest such wait [ns] if a reader waits for the bytes. It is less than 5 s, the time
- * for which a reader waits for a daemon that works. */
+/* The longest wait [ns] for a peer that answers COMING, if a reader waits for the bytes. COMING
+ * means that the peer is receiving the bytes from the source. To read them here too would be no
+ * faster, and would delay other readers. The limit is less than 5 s, the time for which a reader
+ * waits for a working daemon. */
 #define COMING_ASKED_NS 4000000000ULL
-/* The longest wait [ns] for a peer that answers COMING, if no reader waits for the bytes. During
- * this wait, the thread does nothing but serve other readers that wait. */
+/* The same limit [ns] if no reader waits for the bytes. During this wait, the thread does nothing
+ * but serve readers of other files. */
 #define COMING_NS 30000000000ULL
 /* A peer sends a file's last block only when its own copy is complete. If this node's copy lacks
- * more than NEAR_END blocks, the peer's copy is probably incomplete too. Then a reader that waits
+ * more than NEAR_END blocks, the peer's copy probably lacks blocks too. Then a reader that waits
  * for the last block gets it from the source. */
 #define NEAR_END 4
 /* The pause [ns] before a peer that is still starting is asked again. */
 #define STARTING_NS 100000000L
-/* If a peer has failed and a reader waits for the bytes, another peer is asked only within this
- * time [ns] after the fetch began. Later, the bytes come from the source. */
+/* If a peer fails while a reader waits, the next peer is asked only within this time [ns] after the
+ * fetch began. Later, the bytes come from the source. */
 #define SILENCE_NS 500000000ULL
 
 static_assert(MONARCH_CHUNK >= MONARCH_PEER_CHUNK, "a fetch fits into a thread's buffer");
@@ -56,19 +55,18 @@ static int is_awaited(const struct monarch_engine *e, const struct fill *f, uint
 }
 
 /* Returns whether a waiting reader should get this block from the source, because a peer would
- * probably send it too late. That is possible only for the last block, which a peer sends only when
- * its own copy is complete. The result is 1 in two cases. First, a peer was already late with this
- * block. Second, more than NEAR_END blocks are missing on this node, so the peer's copy is probably
- * incomplete too. */
+ * probably send it too late. This concerns only the last block, which a peer sends when its own
+ * copy is complete. The result is 1 if a peer was already late with this block. It is also 1 if
+ * this node lacks more than NEAR_END blocks, because the peer then probably lacks blocks too. */
 static int is_too_early(const struct fill *f, int is_last) {
     return is_last && (__atomic_load_n(&f->is_last_late, __ATOMIC_RELAXED) ||
                        __atomic_load_n(&f->blocks_left, __ATOMIC_RELAXED) > NEAR_END);
 }
 
-/* Asks the peer once. The measurement of the peer's throughput (flow.h) includes this request only
- * under two conditions. First, the peer has the whole file, so it does not wait for the source.
- * Second, the status is OK or TIMEOUT. With any other status, perhaps no request was sent: after a
- * failure, requests to a peer are suppressed for a while. */
+/* Asks the peer once. The request counts for the peer's throughput (flow.h) only if two conditions
+ * are true. The peer has the whole file, so it does not wait for the source. And the status is OK
+ * or TIMEOUT. With another status, perhaps nothing was sent, because requests are suppressed for a
+ * while after a failure. */
 static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
                     struct monarch_peer *peer, struct monarch_peer_get *get, char *buffer,
                     struct block_sum *sum) {
@@ -82,10 +80,9 @@ static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
     return r;
 }
 
-/* Returns whether to ask the peer again, because its daemon may still be starting. If so, pauses
- * before it returns. Returns 0 if a reader waits for the bytes. When nodes are started together,
- * the first node must wait for the others. Otherwise, the first node would itself read the other
- * nodes' files from the source. */
+/* Returns whether to ask the peer again, because its daemon may still be starting. If so, first
+ * pauses. When all nodes are started together, the first node must wait for the others. Otherwise,
+ * it would read their files from the source itself. Returns 0 if a reader waits for the bytes. */
 static int is_starting(const struct monarch_engine *e, const struct fill *f,
                        const struct monarch_peer *peer, struct monarch_peer_get *get) {
     struct timespec pause = {0, STARTING_NS};
@@ -97,13 +94,12 @@ static int is_starting(const struct monarch_engine *e, const struct fill *f,
     return 1;
 }
 
-/* Asks the peer for the bytes of `get`. Repeats the request while the peer answers TIMEOUT or
- * COMING, or is still starting. Gives up when one of the limits at the top of from_peer.c is
- * reached, when the engine stops, or when the fill has failed. Stores the outcome in get->status.
- * With two of the outcomes, the peer has not failed, but the caller must read these bytes from the
- * source. MONARCH_PEER_LATER: a reader waits, and the peer would probably be too late
- * (is_too_early). MONARCH_PEER_COMING: the longest wait has passed, but the peer has not received
- * the bytes or is still starting. */
+/* Asks the peer for the bytes of `get`. Asks again while the peer answers TIMEOUT or COMING, or is
+ * still starting. Gives up at the limits at the top of this file, if the engine stops, or if the
+ * fill has failed. Stores the outcome in get->status. After two outcomes the peer has not failed,
+ * but the caller must read these bytes from the source. MONARCH_PEER_LATER: a reader waits, and the
+ * peer would probably be too late (is_too_early). MONARCH_PEER_COMING: after the longest wait, the
+ * peer still lacks the bytes or is still starting. */
 static void ask(struct monarch_engine *e, const struct fill *f, int which, int is_last,
                 struct monarch_peer_get *get, char *buffer, struct block_sum *sum) {
     struct monarch_peer *peer = __atomic_load_n(&e->peers[f->job->peer[which]], __ATOMIC_ACQUIRE);
@@ -137,9 +133,9 @@ static void ask(struct monarch_engine *e, const struct fill *f, int which, int i
     }
 }
 
-/* Adds `node` to the nodes that the fill asks. The peer job->peer[which] has no room for the file,
- * and has answered that `node` keeps the file. Several threads may get this answer, but `node` is
- * added only once. */
+/* The peer job->peer[which] has no room for the file, and has answered that `node` keeps it. Adds
+ * `node` to the nodes that the fill asks. If several threads call this, `node` is added only
+ * once. */
 static void follow(struct fill *f, int which, unsigned node) {
     for (int i = which + 1; i < MONARCH_ASKED + MONARCH_MOVES && node < MONARCH_MAX_PEERS; i++) {
         int known = -1;
@@ -173,7 +169,7 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
                                    .at = at};
     for (int which; asked_peer(f, which = __atomic_load_n(&f->asks, __ATOMIC_ACQUIRE)) >= 0;) {
         /* Say whether this peer owns the file. If the order names two peers, this node does not
-         * know which of the two is the owner. Then is_owner is 0 for both. */
+         * know which of them is the owner. Then is_owner is 0 for both. */
         get.is_owner = f->peers == 1 || which >= f->peers;
         ask(e, f, which, is_last, &get, buffer, sum);
         if (get.status == MONARCH_PEER_OK) {

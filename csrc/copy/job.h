@@ -1,14 +1,13 @@
 /* An order makes the engine do one thing with one file or copy (enum monarch_job_kind). This header
- * declares the data of an order, and functions that record its failure, name its copy and remove
- * its copy. */
+ * declares the data of an order, and a few functions for it. */
 #pragma once
 
 #include <sys/types.h>
 
 #include "copy/state.h"
 
-/* A fill first asks the nodes that its order names. A node without room for the file answers with
- * the number of another node, which the fill asks next. A fill asks at most this many further
+/* A fill asks the nodes that its order names. A node without room for the file answers with the
+ * number of another node, which the fill asks next. This is the maximum number of such further
  * nodes. */
 #define MONARCH_MOVES 6
 
@@ -28,8 +27,8 @@ struct job {
     struct pack *pack; /* the pack that has the file as a member; NULL for none, see pack.h */
     uint32_t member;   /* index of the file among the members of `pack` */
     /* Numbers of the peers to copy from, in the sequence in which they are asked; -1 after the last
-     * one. The elements from MONARCH_ASKED on are atomic. They are set while the fill runs, when a
-     * node without room for the file names another node. */
+     * one. The elements from MONARCH_ASKED on are atomic, and are set during the fill, when a node
+     * without room names another node. */
     int peer[MONARCH_ASKED + MONARCH_MOVES];
     /* a bit for each element of `peer`, set if that peer is known to have the whole file */
     int has_it;

@@ -1,6 +1,6 @@
 /* Reads files from a pack (pack.h). A member of the pack is called ordered while an order to fill
  * its file waits for it. A window is a part of the pack that is read into memory at once. It
- * contains ordered members that are close together. Each order then copies its file from the
+ * contains ordered members that are close together. Orders then copy their files from the
  * window. */
 #include "copy/pack.h"
 
@@ -21,19 +21,17 @@
 /* Maximum length [bytes] of a window, counted from the beginning of its first page. */
 #define WINDOW_BYTES MONARCH_CHUNK
 /* Maximum length [bytes] of a window that is read for a file in use. It is smaller than
- * WINDOW_BYTES, because a program waits for the file until the whole window is read. */
+ * WINDOW_BYTES, because the program waits until the whole window is read. */
 #define SHORT_WINDOW_BYTES (256UL * 1024)
-/* Maximum number of windows in memory at the same time. A window stays in memory while threads copy
- * from it, or while it contains members that orders still wait for. */
+/* Maximum number of windows in memory. A window stays in memory while threads copy from it, or
+ * while orders wait for members in it. */
 #define WINDOWS 32
 /* A window also contains the gaps between its ordered members. A gap of at most this size [bytes],
- * such as a header, is always accepted. A larger gap is accepted only if it is not larger than all
- * ordered members before it in the window together. So at most about half of the bytes of a window
- * are read in vain. */
+ * such as a header, is always accepted. A larger gap must not exceed the size of all ordered
+ * members before it in the window. So at most about half of a window is read in vain. */
 #define JOINED_BYTES (16UL * 1024)
-/* Further ordered members are looked for among this many members before and after a window. Members
- * before it may be ordered too, because threads do not always begin orders in the pack's
- * sequence. */
+/* Ordered members are looked for among this many members before and after a window. Threads do not
+ * always begin orders in the pack's sequence, so members before the window may be ordered too. */
 #define LOOKS_BACK 64
 /* After a failed read, the pack is not read again for this long [ns]. */
 #define RETRY_NS 10000000000ULL
@@ -135,8 +133,8 @@ void monarch_pack_free(struct pack *p) {
     free(p);
 }
 
-/* Reads the pack's attributes from the server, because the attributes that the kernel has cached
- * may be older than the bytes that were read. Returns 0 or -errno. */
+/* Reads the pack's attributes from the server, because the kernel's cached attributes may be older
+ * than the bytes that were read. Returns 0 or -errno. */
 static int identity_of(int fd, struct statx *x) {
     unsigned mask = STATX_TYPE | STATX_SIZE | STATX_MTIME | STATX_CTIME;
     return statx(fd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, mask, x) == 0 ? 0 : -errno;
@@ -181,8 +179,8 @@ static int is_in_group(const struct monarch_control *c, uint32_t gid) {
     return 0;
 }
 
-/* Returns whether the file's mode permits the session's user to read the file. The check is needed
- * because this user can read the pack, but perhaps not the file itself. */
+/* Returns whether the file's mode lets the session's user read the file. This user can read the
+ * pack, but perhaps not the file itself. */
 static int may_read(const struct monarch_engine *e, const struct monarch_entry *entry) {
     const struct monarch_control *c = e->control;
     if (!c || c->reads_everything)
@@ -241,8 +239,8 @@ void monarch_pack_meet(struct monarch_engine *e, struct job *job) {
     if (p->error != ESTALE) {
         job->pack = p;
         job->member = (uint32_t)member;
-        /* If the order first asks a peer, it needs the member only if the peer fails. So do not
-         * note yet that the order waits for the member. */
+        /* The order asks a peer first, and needs the member only if the peer fails. So do not note
+         * yet that the order waits for it. */
         if (job->peer[0] < 0)
             await_member(p, job->member);
     }
@@ -254,9 +252,9 @@ static void empty(struct window *w) {
     *w = (struct window){.state = EMPTY};
 }
 
-/* Returns an empty window. If none is empty, empties the least recently used window that no thread
- * uses and no order needs. Returns NULL if there is no such window. A window that an order needs is
- * kept, because it would have to be read again. */
+/* Returns an empty window. If none is empty, first empties the least recently used window that no
+ * thread uses and no order needs. Returns NULL if there is no such window. A window that an order
+ * needs is kept, because it would have to be read again. */
 static struct window *free_window(struct pack *p) {
     struct window *oldest = NULL;
     for (int i = 0; i < WINDOWS; i++) {
@@ -277,17 +275,16 @@ static int is_to_read(struct pack *p, uint64_t member) {
 }
 
 /* Goes back from `member` over members that must be read (is_to_read), at most LOOKS_BACK of them.
- * Returns the one that comes first in the pack, or `member` itself if there are none. */
+ * Returns the last one that it reaches, or `member` itself. */
 static uint64_t first_beside(struct pack *p, uint64_t member) {
     for (int n = 0; n < LOOKS_BACK && member && is_to_read(p, member - 1); n++)
         member--;
     return member;
 }
 
-/* Sets the bounds of a window. It begins with this member and ends with an ordered member. It is
- * extended until it would become too long, until a gap is too large (JOINED_BYTES), or until
- * another window contains the next ordered member. most: the maximum length [bytes], WINDOW_BYTES
- * or SHORT_WINDOW_BYTES. */
+/* Sets the bounds of a window. It begins with this member and ends with an ordered member. Extends
+ * the window to further ordered members, and stops in three cases: the window would exceed `most`
+ * bytes, a gap is too large (JOINED_BYTES), or another window contains the next ordered member. */
 static void extend(struct pack *p, struct window *w, uint64_t member, uint64_t most) {
     const struct monarch_member *m = p->members;
     uint64_t end = end_of(&m[member]), wanted = m[member].size;
@@ -343,8 +340,8 @@ static int look_again(const struct pack *p) {
     return is_same ? 0 : ESTALE;
 }
 
-/* Reads a window. Then asks the server for the pack's attributes, to check that the pack has not
- * changed since its members were listed. Returns 0 or an errno. */
+/* Reads a window. Then checks with the server that the pack has not changed since its members were
+ * listed. Returns 0 or an errno; ESTALE: the pack has changed. */
 static int read_window(struct monarch_engine *e, struct pack *p, const struct window *w) {
     off_t at = (off_t)w->at, n = (off_t)w->length;
     struct visit v = monarch_visit(e, MONARCH_ENDPOINT_OF_SOURCES);
@@ -389,10 +386,10 @@ static int is_in_order(struct pack *p) {
     return !p->error || (p->error != ESTALE && monarch_now_ns() > p->retry_ns);
 }
 
-/* Reads another window while another thread is reading the window `w`, for which this thread waits.
- * Several reads at the same time hide the source's latency. The new window begins with the first
- * ordered member after `w` that is in no window. Returns 1 if a window was read, and 0 if there is
- * nothing to read or no window is free. */
+/* Reads another window ahead, while another thread reads the window `w`, for which this thread
+ * waits. Several reads at the same time hide the source's latency. The new window begins with the
+ * first ordered member after `w` that is in no window. Returns 0 if there is no such member or no
+ * free window, else 1. */
 static int read_ahead(struct monarch_engine *e, const struct job *job, struct pack *p,
                       const struct window *w) {
     uint64_t next = job->member + 1, end = w->at + w->length;
@@ -422,9 +419,9 @@ static void await_change(struct pack *p) {
     pthread_cond_timedwait(&p->changed, &p->lock, &until);
 }
 
-/* Waits until the window that contains the job's file (`job->member`) has been read, and returns
- * the window. Returns NULL if the pack cannot be read, or if no window is free. The caller holds
- * the lock, which is released during waits and reads. */
+/* Waits until the window that contains the job's file (`job->member`) has been read. Returns this
+ * window. Returns NULL if the pack cannot be read, or if no window is free. The caller holds the
+ * lock, which is released during waits and reads. */
 static struct window *ready_window(struct monarch_engine *e, const struct job *job,
                                    struct pack *p) {
     uint64_t most = job->result.in_use ? SHORT_WINDOW_BYTES : WINDOW_BYTES;
@@ -443,8 +440,8 @@ static struct window *ready_window(struct monarch_engine *e, const struct job *j
     return NULL;
 }
 
-/* Notes that the job's order no longer waits for its member. Also empties the member's window if no
- * other order or thread needs the window. The caller holds the lock. */
+/* Notes that the order no longer waits for its member. Also empties the member's window if no order
+ * or thread needs it any more. The caller holds the lock. */
 static void leave(struct pack *p, struct job *job) {
     struct window *w = window_of(p, &p->members[job->member]);
     if (p->is_ordered[job->member] && w && w->left)

@@ -21,10 +21,9 @@
 
 /* --- limits ----------------------------------------------------------------------------------- */
 
-/* Implements a rate limit of `per_s` bytes or operations a second: reserves the next free span of
- * time for `n` of them, and returns the time at which the span begins. A span may begin up to 20 ms
- * in the past, so that threads which wake late do not lower the rate. Earlier unused time is
- * lost. */
+/* Implements a rate limit of `per_s` bytes or operations a second. Reserves the next free span of
+ * time for `n` of them, and returns the span's beginning. This may be up to 20 ms in the past, so
+ * that threads which wake late do not lower the rate. Older unused time is lost. */
 static uint64_t take_span(uint64_t *next_ns, uint64_t n, uint64_t per_s) {
     const uint64_t slack_ns = 20000000;
     uint64_t span = (uint64_t)((unsigned __int128)n * 1000000000 / per_s), now = monarch_now_ns();
@@ -36,8 +35,8 @@ static uint64_t take_span(uint64_t *next_ns, uint64_t n, uint64_t per_s) {
     return begin;
 }
 
-/* Sleeps until `when_ns`, or until the engine stops. The sleep may be long if the permitted rate is
- * low. So the thread wakes at least every 50 ms and checks whether the engine is stopping. */
+/* Sleeps until `when_ns`, or until the engine stops. If the rate is low, the sleep may be long. So
+ * the thread wakes every 50 ms and looks at `stopping`. */
 static void sleep_until(const struct monarch_engine *e, uint64_t when_ns) {
     for (uint64_t now;
          !__atomic_load_n(&e->stopping, __ATOMIC_RELAXED) && (now = monarch_now_ns()) < when_ns;) {
@@ -97,9 +96,9 @@ static int open_source(struct monarch_engine *e, const struct job *job, int *sta
         *status = is_gone ? MONARCH_SOURCE_CHANGED : MONARCH_SOURCE_ERROR;
         return -1;
     }
-    /* Here, the attributes that the kernel cached at the open are sufficient, because the server is
-     * asked after the last byte is read. But some file systems do not cache a file's size at the
-     * open. So if the cached attributes differ from the catalog's, ask the server now. */
+    /* Usually, the attributes that the kernel cached at the open are enough, because the server is
+     * asked after the last read. But some file systems do not cache a file's size at the open. So
+     * if the cached attributes differ from the catalog's, ask the server now. */
     if (!is_as_catalogued(&job->entry, fd, AT_STATX_DONT_SYNC) &&
         !is_as_catalogued(&job->entry, fd, AT_STATX_FORCE_SYNC)) {
         close(fd);
@@ -133,8 +132,8 @@ int monarch_source_is_unchanged(struct job *job, int fd) {
 }
 
 /* Returns whether the kernel can safely drop the pages that a read has loaded (RWF_DONTCACHE).
- * Linux 6.14 and 6.15 have the flag, but drop a page without checking whether another process has
- * written to the page since the read. */
+ * Linux 6.14 and 6.15 cannot: they may drop a page to which another process has written since the
+ * read. */
 int monarch_can_drop_behind(void) {
     struct utsname system;
     unsigned major, minor;
@@ -150,11 +149,11 @@ int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) 
 /* --- how fast the sources are ----------------------------------------------------------------- */
 
 /* Time limit [ns] for the open and the read of a small file together. If they take less time, the
- * file was probably on a local disk or in the page cache. A network file system takes longer,
- * because its server is asked twice: for the open, and for the bytes. */
+ * file was probably on a local disk or in the page cache. On a network file system they take
+ * longer, because the server is asked twice. */
 #define FAST_NS 300000
-/* Time limit [ns] for the read of a small file. If the read takes less time, the bytes were
- * probably already in the page cache, loaded by an earlier read or by the open. */
+/* Time limit [ns] for the read of a small file. If the read takes less time, the page cache
+ * probably contained the bytes already, because of an earlier read or of the open. */
 #define CACHED_NS 150000
 /* Fractions of a source's recent files (see `note`) are stored in units of 1 / SHARE_ALL. */
 #define SHARE_ALL 1024U
@@ -163,9 +162,9 @@ int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) 
 #define SHARE_STEP 32U /* a fraction is a running mean over about this many files */
 
 /* Adds one file to *mean, the fraction of a source's recent files for which a condition is true.
- * is_true: whether the condition is true for this file. Then sets the source's bit in *bits if the
- * fraction exceeds one half, otherwise clears the bit. If two threads update the same fraction at
- * the same time, one of the two files is not counted. */
+ * is_true: whether it is true for this file. Sets the source's bit in *bits if the fraction exceeds
+ * one half, else clears it. If two threads call this at the same time, one of the two files may not
+ * be counted. */
 static void note(uint32_t *mean, uint32_t *bits, unsigned source, int is_true) {
     uint32_t share = __atomic_load_n(mean, __ATOMIC_RELAXED), bit = 1U << source;
     share = share - share / SHARE_STEP + (is_true ? SHARE_ALL / SHARE_STEP : 0);
@@ -194,18 +193,18 @@ void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone)
 /* For a file of at least this many bytes, O_DIRECT saves more processor time than its two calls of
  * fcntl take. */
 #define DIRECT_BYTES 16384
-/* While files of a source are read with O_DIRECT, every PROBED-th of them is read through the page
- * cache instead. If most of these reads find the file already in the page cache, all files of the
- * source are read through the page cache again. */
+/* While a source's files are read with O_DIRECT, every PROBED-th file is read through the page
+ * cache instead. If most of these files are in the page cache already, all files of the source are
+ * read through the page cache again. */
 #define PROBED 32
 /* The length of a read with O_DIRECT must be a multiple of the disk's block size. A block has at
  * most this many bytes. */
 #define DIRECT_ROUND 4096
 
-/* Returns whether this read of `n` bytes may use O_DIRECT. It must read a whole file of one unit,
- * which has at least DIRECT_BYTES and is not in use. A file of several units is read through the
- * page cache, because programs may be reading it there at the same time. A file in use is read
- * through the page cache, because a program may already have loaded it. */
+/* Returns whether this read of `n` bytes may use O_DIRECT. It must read a whole file of one unit
+ * and of at least DIRECT_BYTES, which is not in use. Programs may be reading a file of several
+ * units at the same time. A file in use may already be in the page cache. Such files are read
+ * through the page cache. */
 static int may_read_directly(const struct fill *f, uint64_t n) {
     const struct job *job = f->job;
     return f->units == 1 && n == job->entry.size && n >= DIRECT_BYTES && !job->result.in_use;
@@ -220,9 +219,9 @@ static int is_direct_better(struct monarch_engine *e, unsigned source) {
            __atomic_add_fetch(&e->awaited_files[source], 1, __ATOMIC_RELAXED) % PROBED;
 }
 
-/* Reads a whole file of `n` bytes with O_DIRECT into `buffer`, which is page-aligned and has
- * MONARCH_CHUNK bytes. Returns whether all bytes were read. The result is 0 if the file system does
- * not support O_DIRECT here, if the file is now shorter, or if the source has failed. */
+/* Reads a whole file of `n` bytes with O_DIRECT. `buffer` is page-aligned and has MONARCH_CHUNK
+ * bytes. Returns whether all bytes were read. Returns 0 if O_DIRECT is not supported here, if the
+ * file is now shorter, or if the source has failed. */
 static int read_directly(int fd, char *buffer, uint64_t n) {
     size_t whole = (n + DIRECT_ROUND - 1) / DIRECT_ROUND * DIRECT_ROUND;
     int flags = fcntl(fd, F_GETFL);
@@ -255,10 +254,10 @@ ssize_t monarch_read_fully(int fd, char *buf, size_t n, off_t at) {
     return (ssize_t)done;
 }
 
-/* Reads with RWF_DONTCACHE, which makes the kernel drop the pages that this read loads. Otherwise,
- * the pages of many small files would fill the memory, and finding free pages would take as long as
- * copying. POSIX_FADV_DONTNEED after each file is no alternative: the call may have to wait for
- * every core, and would also drop pages that other processes have loaded. */
+/* Reads with RWF_DONTCACHE, so that the kernel drops the pages that this read loads. Otherwise, the
+ * pages of many small files would fill the memory, and finding free pages would take as long as
+ * copying. POSIX_FADV_DONTNEED after each file is worse: it may wait for every core, and also drops
+ * pages that other processes have loaded. */
 ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int fd, char *buf,
                             size_t n, off_t at) {
     size_t done = 0;
@@ -284,8 +283,8 @@ int monarch_is_handed(const struct job *job) {
     return __atomic_load_n(&job->handed, __ATOMIC_ACQUIRE) >= 0;
 }
 
-/* Returns whether `fd`, a descriptor that a program has handed over, can be used: it must be open
- * for reading only, without O_DIRECT, and its file must be the order's file. */
+/* Returns whether a program's descriptor can be used: it must be open for reading only, without
+ * O_DIRECT, and its file must be the order's file. */
 static int is_usable(const struct monarch_engine *e, const struct job *job, int fd) {
     uint64_t dev = e->control->source[job->entry.source].dev;
     int flags = fcntl(fd, F_GETFL);
@@ -335,9 +334,9 @@ static void note_read(struct monarch_engine *e, uint64_t n) {
     monarch_note_source(e);
 }
 
-/* Reads from a program's descriptor. Bytes that the program has just read usually come from the
- * page cache without a wait. If this thread slept during the read, it waited for the source. Only
- * then are the bytes counted as read from the source. */
+/* Reads from a program's descriptor. What the program has just read usually comes from the page
+ * cache without a wait. If this thread slept during the read, it waited for the source. Only then
+ * do the bytes count as read from the source. */
 static ssize_t read_handed(struct monarch_engine *e, struct fill *f, int from, char *buffer,
                            uint64_t n, uint64_t at) {
     struct rusage before, after;
@@ -351,10 +350,10 @@ static ssize_t read_handed(struct monarch_engine *e, struct fill *f, int from, c
     return got;
 }
 
-/* Replaces `from`, a descriptor that a program has handed over and that must be closed now
- * (monarch_is_recalled). Opens the file at the source anew, and moves the new descriptor to the
- * number `from`. The number stays the same, because other threads may be reading from it. Returns
- * 0, or -1 if the file could not be opened; *status and errno say why. */
+/* Replaces `from`, a handed-over descriptor that must be closed now (monarch_is_recalled). Opens
+ * the file at the source anew, and moves the new descriptor to the number `from`. The number must
+ * stay the same, because other threads may be reading from it. Returns 0, or -1 if the open failed,
+ * with the reason in *status and errno. */
 static int give_back(struct monarch_engine *e, struct fill *f, int from, int *status) {
     uint64_t began_ns = monarch_now_ns();
     int own = monarch_open_source(e, f->job, status), handed = from;

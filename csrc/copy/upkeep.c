@@ -121,9 +121,9 @@ static int is_cached(int fd, uint64_t at, uint64_t n) {
 }
 
 /* Reads the next part of a copy into the page cache. Between two parts, the thread can do more
- * urgent work. Uses ordinary reads for two reasons. The kernel may shorten a request for
- * read-ahead. And ordinary reads limit the load on the tier, because each thread reads one part at
- * a time. */
+ * urgent work. Ordinary reads are used for two reasons. The kernel may shorten a request for
+ * read-ahead. And with ordinary reads, each thread reads one part at a time, which limits the load
+ * on the tier. */
 static void page_in(struct job *job, char *buffer) {
     uint64_t size = job->entry.size, end = job->result.bytes + PART_BYTES;
     int fd = open_copy(job);

@@ -196,9 +196,9 @@ static void free_orders(struct queue *q) {
         ;
 }
 
-/* Wakes all threads of this origin (the sources or the peers), so that they see that the engine is
- * stopping. Wakes them even if the bell's count of sleeping threads is 0: a client can write to the
- * bell, so the count may be wrong. */
+/* Wakes all threads of this origin (the sources or the peers), so that they see `stopping`. Ignores
+ * the bell's count of sleeping threads: clients can write to the bell, so the count may be
+ * wrong. */
 static void ring_all(struct pool *p, enum monarch_origin origin) {
     struct monarch_bell *bell = &p->shared.clients->engine[origin];
     __atomic_fetch_add(&bell->rings, 1, __ATOMIC_SEQ_CST);
@@ -221,8 +221,8 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
             monarch_peer_hang_up(e->peers[i]);
     for (int i = 0; i < p->peer_threads; i++)
         left += !monarch_join(p->worker[p->most_threads + i].thread, &until);
-    /* A thread that is joined below may have started other threads. It has counted them in
-     * p->threads before it ended. So p->threads is read again after each join. */
+    /* A thread that is joined below may have started further threads before it ended. It has
+     * counted them in p->threads. So read p->threads again after each join. */
     for (int i = 0; i < __atomic_load_n(&p->threads, __ATOMIC_SEQ_CST); i++)
         left += !monarch_join(p->worker[i].thread, &until);
     if (p->listener)
@@ -248,10 +248,11 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
     return 0;
 }
 
-/* Fixes two parameters of malloc, so that the freed memory of a scan or a manifest returns to the
- * kernel. M_MMAP_THRESHOLD: a larger block has its own mapping, which returns to the kernel when
- * the block is freed. By default, glibc raises this limit whenever it frees such a block.
- * M_ARENA_MAX: by default, glibc makes new arenas for new threads, and arenas keep freed memory. */
+/* Fixes two parameters of malloc. Without this, glibc would keep the freed memory of a scan or a
+ * manifest, instead of returning it to the kernel. M_MMAP_THRESHOLD: each larger block has its own
+ * mapping, which is unmapped when the block is freed. By default, glibc raises this limit when such
+ * a block is freed. M_ARENA_MAX: by default, glibc makes new arenas for new threads, and arenas
+ * keep freed memory. */
 void monarch_limit_malloc(void) {
     mallopt(M_MMAP_THRESHOLD, 128 * 1024);
     mallopt(M_ARENA_MAX, 2);

@@ -1,6 +1,5 @@
 /* The queues of orders, and the tables that find queued orders and unfinished fills by catalog
- * entry. The caller of each function holds the pool's lock, unless no other thread can see the
- * queue yet. */
+ * entry. The caller holds the pool's lock. A queue that no other thread can see needs no lock. */
 #pragma once
 
 #include "engine/pool.h"
@@ -17,24 +16,23 @@ void monarch_take_out(struct job *job);
 /* --- orders by entry -------------------------------------------------------------------------- */
 
 enum monarch_origin monarch_origin_of(const struct job *job);
-/* Returns whether readers may wait for an order of this kind: a FILL or a CHECK. Only orders of
- * these two kinds are in the table of queued orders. monarch_remember adds an order to the table,
- * and monarch_unqueue removes it. */
+/* Returns whether the order is a FILL or a CHECK. Readers may wait for these two kinds. Only orders
+ * of these kinds are in the table of queued orders. monarch_remember adds an order to the table,
+ * and monarch_unqueue removes the order. */
 int monarch_is_awaited(const struct job *job);
 void monarch_remember(struct pool *p, struct job *job);
 /* Returns the queued order to fill this entry's file, or NULL if there is none. */
 struct job *monarch_queued_fill(const struct pool *p, uint64_t id);
-/* Returns the queued FILL or CHECK of this entry's file, or NULL if there is none. If there are
- * several, returns the one that monarch_remember added last. */
+/* Returns the queued FILL or CHECK of this entry's file, or NULL. If several are queued, returns
+ * the one that monarch_remember added last. */
 struct job *monarch_order_of(const struct pool *p, uint64_t id);
 /* Returns whether a FILL or a CHECK of this entry's file is queued. */
 int monarch_has_order(const struct pool *p, uint64_t id);
 /* Removes an order from its queue, and from the table of queued orders. */
 void monarch_unqueue(struct pool *p, struct job *job);
 
-/* Frees the order's slot in the shared memory of fills, if the order has one. The slot contains the
- * map that shows readers which units of the copy are filled. Call this only when no reader needs
- * the map any more. */
+/* Frees the order's slot in the fills segment, if the order has one. Readers see in the slot's map
+ * which units of the copy are filled. So call this only when no reader needs the map any more. */
 void monarch_free_slot(struct pool *p, struct job *job);
 
 /* --- unfinished fills ------------------------------------------------------------------------- */

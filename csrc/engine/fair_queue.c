@@ -1,5 +1,5 @@
-/* Start-time fair queueing (Goyal et al., 1996) of waiting readers, by rank. When a reader of a
- * rank was served, the rank is due again LAP / share later, in virtual time. */
+/* Start-time fair queueing (Goyal et al., 1996) of waiting readers, by rank. After a reader of a
+ * rank is served, the rank is due again LAP / share later, in virtual time. */
 #include "engine/fair_queue.h"
 
 /* The virtual time from one service of a rank with share 1 to the rank's next service. */
@@ -25,8 +25,8 @@ void monarch_line_up(struct line *l, const struct fair_queue *q, const uint64_t 
     l->is_known = 0;
 }
 
-/* Returns the demand in the slot `place`: the value by which a reader says what it waits for.
- * Returns 0 if the slot is empty, or if a thread already serves its demand. */
+/* Returns the demand in the slot `place`. A demand says which unit of which file a reader waits
+ * for. Returns 0 if the slot is empty, or if a thread already serves this demand. */
 static uint64_t look(const struct line *l, unsigned place) {
     uint64_t d = __atomic_load_n(&l->demand[place], __ATOMIC_ACQUIRE);
     return d == l->taken[place] ? 0 : d;
@@ -79,10 +79,9 @@ int monarch_next_waiting(struct line *l, struct waiting *w) {
             return 1;
         }
     }
-    /* All slots have been visited. Normally, each slot whose reader has a rank has yielded one
-     * reader of `of_ranks`. But a demand may have ended, or a thread may have taken it, after
-     * `of_ranks` was filled. The demand's slot then yielded no reader. So yield the readers that
-     * remain in `of_ranks`. */
+    /* All slots have been visited, but `of_ranks` may still contain readers. Normally, each slot of
+     * a reader with a rank yields one of them. But if a demand has ended or was taken since
+     * `of_ranks` was filled, its slot has yielded none. So yield the remaining readers now. */
     if (l->length) {
         *w = take_first(l);
         return 1;

@@ -1,9 +1,8 @@
 /* Start-time fair queueing: decides which of the waiting readers is served next. A rank is a
- * training process of this node, together with its child processes. Each rank may have a share,
- * which is a number. Ranks are served in proportion to their shares, and no rank is starved. While
- * any reader waits, some reader is served. Each waiting reader has written a demand into a slot.
- * The search for the next reader visits the slots one after another. A reader that belongs to no
- * rank is served when the search reaches its slot. */
+ * training process of this node, together with its child processes. Ranks with waiting readers are
+ * served in proportion to their shares. A share is a number that the daemon sets for a rank. Each
+ * waiting reader has written a demand into a slot. The search for the next reader visits the slots
+ * in rotation. A reader without a rank is served when the search reaches its slot. */
 #pragma once
 
 #include "shared/catalog.h"
@@ -14,8 +13,8 @@ struct fair_queue {
     const uint32_t *share;
     uint64_t now;                /* virtual time: the due time of the rank that was served last */
     uint64_t due[MONARCH_RANKS]; /* virtual time at which each rank is due next */
-    /* for each rank: the slot at which the search for the rank's next reader begins. The reader of
-     * this rank that was served last is in the slot before it. */
+    /* By rank: the slot at which the search for the rank's next reader begins. It is the slot after
+     * the rank's reader that was served last. */
     uint8_t next[MONARCH_RANKS];
 };
 
@@ -23,8 +22,8 @@ struct fair_queue {
 static inline unsigned monarch_rank_in(const struct fair_queue *q, unsigned rank) {
     return q->share[rank] ? rank : 0;
 }
-/* Returns the virtual time at which the rank is due. A rank is never due earlier than `now`: a rank
- * without waiting readers must not save up service for later. */
+/* Returns the virtual time at which the rank is due, but at least `now`. Otherwise, a rank that had
+ * no waiting readers for some time would later be served too often. */
 static inline uint64_t monarch_due(const struct fair_queue *q, unsigned rank) {
     return q->due[rank] > q->now ? q->due[rank] : q->now;
 }
@@ -39,18 +38,18 @@ struct waiting {
 };
 
 /* Iterator over the waiting readers, in the sequence in which they are to be served. It visits the
- * demand slots one after another. A slot's reader without a rank is yielded at once. At a slot
- * whose reader has a rank, the iterator yields a reader of the rank that is due first. That may be
- * another rank. */
+ * demand slots in rotation. If a slot's reader has no rank, the iterator yields this reader. If the
+ * reader has a rank, the iterator yields a reader of the rank that is due first. This may be a
+ * reader in another slot. */
 struct line {
     const struct fair_queue *queue;
     /* By demand slot. demand: the demand in the slot. taken: the demand that a thread already
-     * serves. A reader is skipped if its slot has the same value in both arrays. */
+     * serves. If both values of a slot are equal, its reader is skipped. */
     const uint64_t *demand, *taken;
     unsigned first, passed; /* slots [first, first + passed) have been looked at */
-    /* length: number of readers in `of_ranks`. is_known: whether `of_ranks` was filled with all
-     * waiting readers that have ranks. That happens when the iterator meets the first such
-     * reader. */
+    /* is_known: whether `of_ranks` was filled. When the iterator meets the first reader with a
+     * rank, it puts all waiting readers with ranks into `of_ranks`. length: how many readers
+     * `of_ranks` still contains. */
     unsigned length;
     int is_known;
     struct waiting of_ranks[MONARCH_DEMANDS];

@@ -38,17 +38,17 @@ static int order(struct pool *p, struct monarch_catalog *c, uint64_t id) {
 }
 
 /* Orders a fill of the file for which the reader waits, if the grant allows the fill. Returns 1 if
- * the work is left to Python, which then orders the fill or finds out why it is impossible.
- * Otherwise returns 0. c: the catalog; NULL if the caller did not get the writer's lock, so that
- * the file's state is unknown. */
+ * Python must decide instead: it orders the fill, or finds out why the fill is impossible. c: the
+ * catalog. If the caller did not get the writer's lock, c is NULL, and the file's state is
+ * unknown. */
 static int is_left(struct pool *p, const struct waiting *reader, struct monarch_catalog *c) {
     struct grant *g = &p->grant;
     uint64_t id = monarch_demand_entry(reader->demand);
     if (!is_still_there(p, reader))
         return 0;
-    /* The thread has found neither a queued order nor a fill of this file. If the file is FILLING
-     * nevertheless, its fill is about to begin, or has just ended. So do not order another fill.
-     * Threads look at the demand again after the next grant. */
+    /* The thread has found neither an order nor a fill of this file. If the file is FILLING
+     * nevertheless, a fill is about to begin or has just ended. So order none now. Threads try
+     * again after the next grant (is_early). */
     int is_filling = c && state_of(c, id) == MONARCH_FILLING;
     g->refused[reader->place] = reader->demand;
     g->is_early[reader->place] = !g->holds || is_filling;
@@ -56,8 +56,8 @@ static int is_left(struct pool *p, const struct waiting *reader, struct monarch_
         return 0;
     if (!c || is_asked_for(p, c, id))
         return !(c && order(p, c, id));
-    /* The demand's file needs no fill: the file's state changed shortly before the reader wrote the
-     * demand. Wake the reader, so that it checks the state again. */
+    /* The file needs no fill: its state changed just before the reader wrote its demand. Wake the
+     * reader, so that it looks at the state again. */
     monarch_answer(p->shared.clients, id, 0, MONARCH_FILL_UNITS);
     return 0;
 }
@@ -153,8 +153,8 @@ static unsigned home_of(const struct monarch_home *home) {
     return home->storage == MONARCH_IN_TIERS ? MONARCH_OWN : 0;
 }
 
-/* Writes for each file into the catalog whether this node fills the file from the source or from
- * another node. Programs read this from the catalog (monarch_set_home). */
+/* After so many homes, tell_homes releases the writer's lock once, so that other threads can take
+ * the lock in between. */
 static void tell_homes(struct monarch_writer *w, uint64_t n, const uint64_t *ids,
                        const struct monarch_home *homes) {
     for (uint64_t i = 0; i < n;) {

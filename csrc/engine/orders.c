@@ -54,12 +54,12 @@ struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, i
  * A file goes into the first tier that has enough room for it. This rule, and the count of the
  * bytes and inodes that a file needs, are the same as in monarch_py/policies/placement.py. */
 
-/* Takes room for a file from the first tier whose granted room is large enough, and returns the
- * tier's number. Returns -1 if there is no such tier; Python then decides where the file goes.
- * is_staged: 1 if the file goes into the staging area, because this node does not keep it; 0 if it
- * goes into one of the other tiers. If only a part of a tier's room was granted (is_part), a file
- * that is too large for this part may fit into the rest. Python must decide this, so the search
- * ends at such a tier with -1. */
+/* Takes room for a file from the first tier whose granted room is large enough. Returns the tier's
+ * number. Returns -1 if there is none; Python then decides where the file goes. is_staged: 1 if
+ * this node does not keep the file. The file then goes into the staging area, otherwise into one of
+ * the other tiers. is_part: only a part of the tier's room was granted. A file that does not fit
+ * into this part may fit into the rest of the tier. So the search ends there with -1, and Python
+ * decides. */
 static int take_room(struct grant *g, uint64_t size, int is_staged) {
     for (uint32_t t = 0; t < g->tiers && size < LARGEST; t++) {
         struct monarch_room *room = &g->room[t];
@@ -80,7 +80,7 @@ static int take_room(struct grant *g, uint64_t size, int is_staged) {
 
 /* Stores in `asked` the peers that a fill of the file asks, by the rule of Nodes.asked
  * (monarch_py/daemon/nodes/nodes.py). Adds MONARCH_HAS_IT to a peer that is known to have the whole
- * file. Returns where this node keeps its copy of the file. */
+ * file. Returns where this node keeps the file. */
 static enum monarch_storage find_home(const struct pool *p, uint64_t id,
                                       int32_t asked[MONARCH_ASKED]) {
     const struct grant *g = &p->grant;
@@ -116,8 +116,8 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
     if (!g->holds || g->placed_count == MONARCH_PLACED)
         return NULL;
     struct monarch_entry *e = &monarch_table(c)[id];
-    /* A copy number in e->word means that there is a copy of an older version of the file. That
-     * copy must be removed before the file is filled. */
+    /* A copy number in the word means that an older version of the file has a copy. This copy must
+     * be removed first. */
     if (e->kind != MONARCH_FILE || MONARCH_WORD_COPY(e->word))
         return NULL;
     enum monarch_storage storage = find_home(p, id, asked);
@@ -140,9 +140,8 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
 
 /* --- queues ----------------------------------------------------------------------------------- */
 
-/* Adds `more` (1 or -1) to the counters of orders whose results Python has not taken. A PAGE_IN,
- * which reads a copy into memory, is not counted in `pending`: this counter shows whether fills are
- * under way, and nothing waits for a PAGE_IN. */
+/* Room for the file was subtracted from the grant, but no fill uses this room. So end the grant,
+ * whose numbers are now wrong. The next grant has correct numbers. */
 void monarch_count(struct pool *p, const struct job *job, int more) {
     if (job->result.kind != MONARCH_PAGE_IN)
         p->pending[job->result.in_use][monarch_origin_of(job)] += (uint64_t)(int64_t)more;
@@ -160,9 +159,9 @@ void monarch_enqueue(struct pool *p, struct queue to[], int in_use, struct job *
         monarch_remember(p, job);
 }
 
-/* Moves the orders of `fresh`, which no other thread sees yet, into the queues `to`. Returns the
- * number of orders. An order for which a program's descriptor is kept (is_kept) goes into the queue
- * for files in use. So the order need not wait for orders whose files no program uses yet. */
+/* Adds `more` (1 or -1) to the counters of orders whose results Python has not taken. A PAGE_IN
+ * reads a copy into memory, and nothing waits for it. So a PAGE_IN is not counted in `pending`,
+ * which shows whether fills are under way. */
 static int enqueue_all(struct pool *p, struct queue to[], int in_use, struct queue *fresh) {
     int made = (int)fresh->length;
     pthread_mutex_lock(&p->lock);
@@ -179,9 +178,9 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
                           const uint64_t *copies, const uint64_t *sums, const int32_t *peers) {
     struct pool *p = (struct pool *)e;
     struct queue fresh = {NULL, NULL, 0};
-    /* monarch_new_order reads each entry and stores its values in the order. This needs the
-     * writer's lock, because another thread that publishes a copy may clear the `copy_ino` of any
-     * entry. */
+    /* Moves all orders of `fresh` into the queues `to`, and returns their number. No other thread
+     * sees `fresh`. An order with is_kept goes into the queue for files in use, because a program
+     * has read its file. */
     if (e->writer)
         pthread_mutex_lock(&e->writer->lock);
     for (uint64_t i = 0; i < n; i++) {
@@ -226,8 +225,8 @@ uint64_t monarch_engine_withdraw(struct monarch_engine *e, uint64_t n, const uin
     pthread_mutex_lock(&p->lock);
     for (uint64_t i = 0; i < n; i++) {
         struct job *job = monarch_queued_fill(p, ids[i]);
-        /* Do not withdraw an order whose file is in use. If the order has a descriptor from a
-         * program, or if such a descriptor is kept for the order, a program has read the file. */
+        /* Do not withdraw an order whose file is in use. A handed-over descriptor, or one that is
+         * kept for the order, shows that a program has read the file. */
         if (!job || job->result.in_use || job->is_kept || job->handed >= 0)
             continue;
         monarch_unqueue(p, job);

@@ -1,12 +1,12 @@
 /* Makes orders for the copying threads from catalog entries, queues them and withdraws them. The
- * daemon submits orders. A copying thread may also order fills itself, as far as the daemon has
- * granted space for the copies. */
+ * daemon submits orders. A copying thread may also order fills itself, in space that the daemon has
+ * granted. */
 #pragma once
 
 #include "engine/entries.h"
 
-/* Makes an order for an entry of `c`, but does not queue it. Returns NULL if memory is exhausted.
- * The parameters are those of monarch_engine_submit. The caller holds the writer's lock. */
+/* Makes an order for an entry of `c`, with the parameters of monarch_engine_submit. Does not queue
+ * the order. Returns NULL if memory is exhausted. The caller holds the writer's lock. */
 struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, int kind,
                               uint64_t id, uint32_t tier, uint64_t copy, uint64_t sum,
                               const int32_t *peers);
@@ -14,14 +14,14 @@ struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, i
  * Returns NULL if the grant does not allow the fill. The caller holds the writer's lock and the
  * pool's lock. */
 struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uint64_t id);
-/* If a single peer has sent the whole file in this fill, records that this peer has the file. A
- * later fill of the file from the same peer need not wait for the source. So the later fill shows
- * how fast the peer itself is, and is measured (copy/flow.h). The caller holds the pool's lock. */
+/* Notes that a peer has the whole file, if this peer alone has sent the whole file in this fill. A
+ * later fill of the file from this peer does not wait for the source. So only such a later fill
+ * shows the peer's own speed, and is measured (copy/flow.h). The caller holds the pool's lock. */
 void monarch_note_giver(struct pool *p, const struct monarch_result *fill);
 /* Puts the order into the queue to[i], where i is the origin of the order's bytes (enum
  * monarch_origin). in_use: whether a program uses the file. The caller holds the pool's lock, and
- * must wake threads afterwards (schedule.h). */
+ * must then wake threads (schedule.h). */
 void monarch_enqueue(struct pool *p, struct queue to[], int in_use, struct job *job);
-/* Changes the counts of orders whose results Python has not taken. more: 1 to count the order; -1
- * when Python has taken its result. The caller holds the pool's lock. */
+/* Changes the counts of orders whose results Python has not taken. more: 1 for a new order; -1 when
+ * Python takes its result. The caller holds the pool's lock. */
 void monarch_count(struct pool *p, const struct job *job, int more);

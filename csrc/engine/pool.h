@@ -20,9 +20,8 @@ struct queue {
 #define MONARCH_UNORDERED 8
 
 /* The room in the tiers in which the engine's threads may order fills themselves. The pool's lock
- * protects all fields except the atomic ones. While there is a grant, only the engine's threads set
- * entries to FILLING. While there is no grant, only Python does so. So a thread and Python never
- * decide about the same entry at the same time. */
+ * protects the fields that are not atomic. During a grant, only the engine's threads set entries to
+ * FILLING; otherwise, only Python does. So the two never decide about an entry at the same time. */
 struct grant {
     int holds;           /* whether there is a grant now */
     uint32_t iterations; /* iterations of the daemon's loop so far; atomic */
@@ -31,8 +30,8 @@ struct grant {
     uint32_t tiers;
     struct monarch_room room[MONARCH_MAX_TIERS]; /* the room left in each tier */
     uint64_t next_copy; /* number of the next copy that the engine orders */
-    /* For each entry: where this node keeps the file, and which peers a fill of the file asks.
-     * NULL: this node is alone and keeps every file in its tiers. */
+    /* By entry: where this node keeps the file, and which peers a fill of it asks. NULL: this node
+     * is alone, and keeps each file in its tiers. */
     struct monarch_home *home;
     uint64_t homes;
     /* the fills that the engine has ordered since Python last took this list */
@@ -41,21 +40,20 @@ struct grant {
     /* By demand slot: the demand for which a thread last tried to order a fill. Threads do not try
      * again for the same demand. */
     uint64_t refused[MONARCH_DEMANDS];
-    /* By demand slot: 1 if threads may try again for the demand in `refused` after the next grant.
-     * The last try came too early: there was no grant, or the file was FILLING. */
+    /* By demand slot: the demand for which a thread last tried to order a fill. Threads try only
+     * once for a demand, but see is_early. */
     uint8_t is_early[MONARCH_DEMANDS];
-    /* Futex, atomic: set to 1 when there is work that only the daemon's loop can do. The loop
-     * sleeps on this futex between two iterations, and sets the futex to 0 after the sleep. */
+    /* By demand slot: 1 if the last try was too early, because there was no grant, or the file was
+     * FILLING. Then threads may try again after the next grant. */
     uint32_t leaves;
 };
 
-/* Number of buckets in each of the two hash tables (by entry) of queued orders and of fills. A
- * search through a queue would take too long, because the order for which a reader waits may be far
- * from the front. */
+/* Atomic, a futex: set to 1 when there is work that only the daemon's loop can do. Between two
+ * iterations, the loop sleeps on this futex. After the sleep, it sets the futex to 0. */
 #define MONARCH_BUCKETS 1024
-/* Of the MONARCH_FILL_SLOTS slots, this many are reserved for fills from the source. Fills from
- * peers leave these slots free, because other nodes wait for files that this node reads from the
- * source. */
+/* Number of buckets in each of the two hash tables by entry: of queued orders, and of fills. To
+ * search a queue would take too long: the order for which a reader waits may be far from its
+ * front. */
 #define MONARCH_SLOTS_OF_SOURCE (MONARCH_FILL_SLOTS / 4)
 
 /* Roles: bits that say which kinds of work a thread does. A wake-up selects sleeping threads by the
@@ -67,14 +65,14 @@ enum monarch_role {
     /* only work that readers wait for. A thread that interrupts its current work to look for more
      * urgent work uses this role alone. */
     MONARCH_DOES_DEMANDS = 2,
-    /* PAGE_INs, which read copies into memory. Only half of the threads for the sources have this
-     * role. A PAGE_IN may hang if a tier hangs, so the other half must stay free. */
+    /* PAGE_INs, which read copies into memory. Only every second thread for the sources has this
+     * role. If a tier hangs, its PAGE_INs may hang too, so the other threads must stay free. */
     MONARCH_READS_AHEAD = 4,
 };
 
 /* Orders that were set aside. Only a limited number of threads may ask one peer at the same time
- * (can_ask_unasked in schedule.c). While a peer has reached this limit, orders that ask this peer
- * are set aside. */
+ * (can_ask_unasked in schedule.c). If a peer has reached this limit, find_order sets aside the
+ * orders that ask this peer, and takes orders for other peers. */
 struct late {
     struct queue of[MONARCH_MAX_PEERS]; /* by peer: the orders that were set aside */
     /* Numbers of the peers whose queue may contain orders. Only the first `peers` elements are
@@ -89,8 +87,8 @@ struct listener {
     /* Called for each new order. Sets job->is_kept if csrc/handover keeps a descriptor of the
      * order's file. The caller may hold the writer's lock. */
     void (*made)(struct pool *p, struct job *job);
-    /* Called before an order with is_kept begins. Gives the kept descriptor to the order, unless
-     * the program has asked the daemon to close the descriptor. */
+    /* Called before an order with is_kept begins. Gives the kept descriptor to the order. Does not
+     * do so if the program has asked the daemon to close this descriptor. */
     void (*begins)(struct pool *p, struct job *job);
     /* Called after a grant was given. */
     void (*granted)(struct pool *p);
@@ -116,8 +114,8 @@ struct pool {
     struct fill *fills; /* unfinished fills, in the sequence in which they are served */
     struct fill *begun[MONARCH_BUCKETS]; /* the fills of `fills`, in hash buckets by entry */
     struct late late[2]; /* late[0]: normal orders; late[1]: orders for files in use */
-    /* Number of orders, except PAGE_INs, whose results Python has not taken. The first index is 1
-     * for orders whose files are in use, else 0. The second index is an enum monarch_origin. */
+    /* Number of orders whose results Python has not taken. PAGE_INs are not counted. First index: 1
+     * for orders whose files are in use, else 0. Second index: enum monarch_origin. */
     uint64_t pending[2][MONARCH_ORIGINS];
     uint32_t source_fills; /* number of FILLs from a source among the orders in `pending` */
     /* by peer: number of orders in `pending` that ask this peer first */
@@ -131,9 +129,8 @@ struct pool {
     int awaits_results; /* the daemon waits for results (monarch_engine_await) */
     /* a stack: its first `free_slots` elements are the free slots of the fills segment */
     int slot[MONARCH_FILL_SLOTS];
-    /* Work is called unasked if no reader waits for it. width: how many threads may do unasked work
-     * at the same time. unasked: how many threads do unasked work now. Both are indexed by enum
-     * monarch_origin. */
+    /* Both are indexed by enum monarch_origin. Unasked work is work that no reader waits for.
+     * unasked: how many threads do unasked work now. width: how many may do so at the same time. */
     uint32_t width[MONARCH_ORIGINS], unasked[MONARCH_ORIGINS];
     /* by peer: how many of the threads counted in `unasked` get their bytes from this peer */
     uint32_t unasked_at[MONARCH_MAX_PEERS];

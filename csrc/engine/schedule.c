@@ -1,6 +1,6 @@
 /* Chooses the next work of each copying thread by priority, and the threads that are woken for new
- * work. Units for which a reader waits have the highest priority. Then follow removals of copies,
- * orders for files in use, PAGE_INs, and all other orders. */
+ * work. The priorities, from the highest: units for which a reader waits; removals of copies;
+ * orders for files in use; PAGE_INs; all other orders. */
 #include "engine/schedule.h"
 
 #include "clients/demands.h"
@@ -12,8 +12,8 @@
 
 /* The value of a fill's `next_unit` once all its units are claimed. */
 #define DONE UINT64_MAX
-/* Only a limited number of threads may ask one peer (can_ask). This limit does not apply to work
- * that a reader waits for, while more than this many threads for peers are free. The last free
+/* Only a limited number of threads may ask one peer (can_ask). For work that a reader waits for,
+ * this limit applies only while at most this many threads for peers are free. So the last free
  * threads are left to other peers. */
 #define KEPT_FREE 4
 /* Maximum number of orders that one search skips. The search must be short, because the thread
@@ -31,9 +31,9 @@ static void begins(struct pool *p, struct job *job, struct work *w) {
 
 /* Returns whether one more thread may ask the order's peer. The limit for each peer is twice the
  * number of threads that are free now (dynamic thresholds: Choudhury and Hahne, 1998). So a slow
- * peer leaves some threads to the other peers, and a peer that is the only busy one gets two thirds
- * of all threads. at: the peer that the thread asks now, or -1. The thread may always continue to
- * ask this peer. */
+ * peer leaves some threads to the other peers. If only one peer is busy, it gets two thirds of all
+ * threads. at: the peer that the calling thread asks now, or -1. The thread may always ask this
+ * peer again. */
 static int can_ask(const struct pool *p, int at, const struct job *job) {
     int peer = job->peer[0];
     return peer < 0 || peer == at || p->at[peer] < 2 * (p->peer_threads - p->away);
@@ -45,9 +45,9 @@ static int can_serve(const struct pool *p, int at, const struct job *job) {
     return can_ask(p, at, job) || p->peer_threads - p->away > KEPT_FREE;
 }
 
-/* Like can_ask, but for unasked work, which no reader waits for. Only `width` threads (struct pool)
- * may do unasked work at the same time, and one slow peer must not occupy all of them. So a second
- * limit, by the rule of can_ask, counts only the threads that do unasked work. */
+/* Like can_ask, but for unasked work, which no reader waits for. One slow peer must not occupy all
+ * `width` threads that may do unasked work (struct pool). So there is a second limit by the same
+ * rule, which counts only these threads. */
 static int can_ask_unasked(const struct pool *p, const struct job *job) {
     uint32_t left = p->width[MONARCH_FROM_PEER] - p->unasked[MONARCH_FROM_PEER];
     return can_ask(p, -1, job) && (job->peer[0] < 0 || p->unasked_at[job->peer[0]] < 2 * left - 1);
@@ -92,9 +92,9 @@ static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
     __atomic_store_n(&f->asked_ns, monarch_now_ns(), __ATOMIC_RELAXED);
     f->next_unit = unit + 1;
     f->asked_by = monarch_demand_rank(demand);
-    /* Check the unit's number, because a client may write any number into its demand. A file with
-     * more than MONARCH_FILL_UNITS units has no map of filled units. Readers cannot read its copy
-     * before the copy is complete, so no single unit is filled for them. */
+    /* Check the unit's number, because a client may write any number into its demand. A file of
+     * more than MONARCH_FILL_UNITS units has no map of filled units. Its readers must wait for the
+     * complete copy, so no single unit is filled for them. */
     if (unit < f->units && unit < MONARCH_FILL_UNITS && !monarch_is_claimed(f, unit) &&
         !monarch_fill_is_over(f)) {
         if (!can_serve(p, me->peer, f->job))
@@ -107,16 +107,16 @@ static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
     }
     p->taken[reader->place] = demand;
     /* If the unit is already filled, answer the demand here. The thread that filled the unit
-     * answered demands only at that time, and this demand may be newer. Also answer a demand whose
-     * unit number is too large, because no thread fills such a unit. */
+     * answered the demands of that time, but this demand may be newer. If the unit's number is too
+     * large, answer the demand too, because no thread fills such a unit. */
     if (unit >= f->units || unit >= MONARCH_FILL_UNITS ||
         __atomic_load_n(&f->map->done[unit / 64], __ATOMIC_SEQ_CST) >> (unit % 64) & 1)
         monarch_answer(p->shared.clients, f->job->result.id, unit, 1);
     return 0;
 }
 
-/* Returns whether a thread should try to order a fill for this demand, whose file has no order. The
- * result is 0 if a thread has already tried (grant.refused). */
+/* Returns whether a thread should try to order a fill for this demand, whose file has no order.
+ * Returns 0 if a thread has already tried (grant.refused). */
 static int may_order(const struct pool *p, unsigned place, uint64_t demand) {
     return p->shared.writer && p->grant.refused[place] != demand;
 }
@@ -133,9 +133,9 @@ static int find_for(struct pool *p, struct worker *me, const struct waiting *rea
     return find_queued(p, me, id, w);
 }
 
-/* Finds work for a waiting reader. Each search begins at the slot where the last successful search
- * ended, so readers are served in rotation. When the search reaches a reader that belongs to a
- * rank, the ranks' shares decide which rank's reader is served (fair_queue.h). */
+/* Finds work for a waiting reader. Each search begins where the last successful search ended, so
+ * readers are served in rotation. If the search meets a reader with a rank, the ranks' shares
+ * decide which reader is served (fair_queue.h). */
 static int find_demand(struct pool *p, struct worker *me, struct work *w) {
     struct fair_queue *queue = &p->fair[me->origin];
     struct line line;
@@ -158,10 +158,10 @@ static uint64_t unit_ahead(struct fill *f) {
     return n < f->units ? unit : DONE;
 }
 
-/* Chooses a fill for find_ahead. A candidate is a fill of this origin that has unclaimed units and
- * for which a reader has waited. Returns NULL if there is no candidate. Sets *first to the first
- * candidate in the list of fills. If the reader of *first belongs to no rank, returns *first.
- * Otherwise, returns the candidate whose reader's rank is due first. */
+/* Chooses a fill for find_ahead. A candidate is a fill of this origin for which a reader has
+ * waited, and which has unclaimed units. Returns NULL if there is none. Sets *first to the first
+ * candidate in the list. Returns *first if its reader has no rank. Otherwise, returns the candidate
+ * whose reader's rank is due first. */
 static struct fill *next_fill(const struct pool *p, enum monarch_origin origin,
                               struct fill **first) {
     const struct fair_queue *queue = &p->fair[origin];
@@ -183,9 +183,9 @@ static struct fill *next_fill(const struct pool *p, enum monarch_origin origin,
     return chosen;
 }
 
-/* Finds a unit to fill before a reader asks for this unit. A reader that has waited for one unit of
- * a file will soon want the next units. Files for which readers have waited are served in rotation,
- * one unit at a time. */
+/* Finds a unit that no reader has asked for yet, in a file for which a reader has waited. That
+ * reader will soon want the file's next units. Such files are served in rotation, one unit at a
+ * time. */
 static int find_ahead(struct pool *p, enum monarch_origin origin, struct work *w) {
     for (struct fill *first = NULL, *f; (f = next_fill(p, origin, &first));) {
         uint64_t unit = unit_ahead(f);
@@ -201,15 +201,15 @@ static int find_ahead(struct pool *p, enum monarch_origin origin, struct work *w
     return 0;
 }
 
-/* Returns whether a thread can begin the next block of this fill. If a reader has waited for the
- * file, the result is 0, because find_ahead then chooses the file's units one by one. */
+/* Returns whether a thread can begin the next block of this fill. Returns 0 if a reader has waited
+ * for the file, because find_ahead chooses the units of such a file. */
 static int has_block(const struct pool *p, enum monarch_origin origin, const struct fill *f) {
     return f->next_block < f->blocks && !f->asked_ns && !monarch_fill_is_over(f) &&
            monarch_origin_of(f->job) == origin && can_ask_unasked(p, f->job);
 }
 
 /* Finds a block to copy in a fill for which no reader has waited. Takes the first such fill in the
- * list, so that one file is finished before the next. */
+ * list, so that files are finished one after the other. */
 static int find_block(struct pool *p, enum monarch_origin origin, int in_use, struct work *w) {
     struct fill *f = p->fills;
     while (f && ((int)f->job->result.in_use != in_use || !has_block(p, origin, f)))
@@ -244,8 +244,7 @@ static void put_aside(struct late *late, struct job *job) {
 }
 
 /* Returns the first set-aside order whose peer may be asked now, or NULL. The search is short: it
- * skips only peers that threads are asking now, so it skips no more peers than there are
- * threads. */
+ * skips only peers that threads are asking now, and there are at most as many as threads. */
 static struct job *first_late(struct pool *p, int in_use) {
     struct late *late = &p->late[in_use];
     for (unsigned i = 0; i < late->peers;) {
@@ -265,10 +264,10 @@ static int waits_for_reader(const struct pool *p, const struct job *job, uint64_
            monarch_is_being_read(p->shared.clients, job->result.id, job->entry.ino, now);
 }
 
-/* An order must wait while a program is reading its file at the source: the program will hand over
- * the file's descriptor, so the fill need not open the file again. While the first order of the
- * queue must wait, moves this order to the end of the queue. Returns whether the order that is then
- * the first must wait too. */
+/* If a program is reading an order's file at the source, the order must wait. The program will hand
+ * over its descriptor of the file, and the fill then need not open the file. While the first order
+ * of the queue must wait, this function moves it to the end of the queue. Afterwards, returns
+ * whether the order that is now the first must wait too. */
 static int pass_over_read(const struct pool *p, struct queue *q) {
     uint64_t now = monarch_now_ns();
     for (int n = 0; n < MOST_PASSED && q->first != q->last && waits_for_reader(p, q->first, now);
@@ -280,8 +279,8 @@ static int pass_over_read(const struct pool *p, struct queue *q) {
     return waits_for_reader(p, q->first, now);
 }
 
-/* Takes the next order from the queues, so that the thread can begin it. If too many threads
- * already ask the peer of an order at the front of the queue, first sets this order aside. */
+/* Takes the next order from the queues for the thread to begin. If too many threads already ask the
+ * peer of the first order, sets this order aside, and looks at the next one. */
 static int find_order(struct pool *p, struct worker *me, int in_use, struct work *w) {
     enum monarch_origin origin = me->origin;
     struct queue *q = in_use ? &p->in_use[origin] : &p->normal[origin];
@@ -319,9 +318,8 @@ static int find_unasked(struct pool *p, struct worker *me, int in_use, struct wo
     if (!is_ahead && (!is_within_width(p, origin) ||
                       !(find_block(p, origin, in_use, w) || find_order(p, me, in_use, w))))
         return 0;
-    /* A unit that find_ahead has chosen is not counted as unasked work (p->unasked) if it comes
-     * from a peer: a reader will soon wait for this unit, and there are enough threads for
-     * peers. */
+    /* A unit from find_ahead that comes from a peer is not counted as unasked work (p->unasked). A
+     * reader will soon wait for this unit, and there are enough threads for peers. */
     if (is_ahead && origin == MONARCH_FROM_PEER)
         return 1;
     me->is_unasked = 1;
@@ -371,25 +369,24 @@ int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct 
 /* A thread is woken only for work that it can do. No work waits while a thread that could do it
  * sleeps. The rules:
  *
- *   - Work is added under the pool's lock. Then the bell of the work's origin is rung: its word (a
- *     futex) is changed, and one sleeping thread that could do the work is woken. A thread reads
- *     this word before it looks for work, and sleeps only if the word has not changed. So a thread
- *     that looked just before the work was added does not fall asleep.
- *   - A thread takes only one piece of the work that it finds. If sleeping threads could do some of
- *     the remaining work, the thread wakes one of them, but does not change the bell's word. It is
- *     enough that the thread which added the work changes the word. If the word has already
- *     changed, all threads that are awake see the work before they sleep. If it has not changed
- *     yet, the thread that added the work will still ring, and so wake one more thread.
- *   - A copying thread that adds work and looks for work next changes the word too, but wakes no
- *     thread of its own origin (monarch_unlock_and_look). It takes one piece of the work itself,
- *     and the second rule applies to the remaining work.
+ *   - A thread adds work under the pool's lock. Then it rings the bell of the work's origin: it
+ *     changes the bell's word, which is a futex, and wakes one sleeping thread that could do the
+ *     work. Each thread reads this word before it looks for work. It sleeps only if the word has
+ *     not changed since. So it cannot fall asleep and miss the new work.
+ *   - A thread takes one piece of work. If more work remains, it wakes one sleeping thread that
+ *     could do this work, without a change of the bell's word. The thread that added the work
+ *     changes the word, and that is enough. If that thread has already changed it, each thread that
+ *     is awake finds the work before it sleeps. If not, its ring will wake one more thread.
+ *   - A copying thread may add work and look for work next (monarch_unlock_and_look). It changes
+ *     the word too, but wakes no thread of its own origin. It takes one piece of the work itself,
+ *     and the second rule applies to the rest.
  *   - The second rule has one exception. When a thread stops asking a peer, orders that were set
- *     aside because of this peer can begin, although no thread has added work. So the thread that
- *     has left the peer rings the bell itself.
- *   - If a thread has all roles of its origin and finds no work, it need not wake others, because
- *     they would find no work either.
- *   - A demand whose file has no order is treated as work of both origins. That ends when a thread
- *     has ordered a fill of the file, or has left the file to the daemon's loop (grant.c). */
+ *     aside because of this peer can begin. No thread has added these orders just now, so no thread
+ *     rings for them. So the thread that stopped asking the peer rings the bell itself.
+ *   - If a thread with all roles of its origin finds no work, it wakes no other thread, which would
+ *     find none either.
+ *   - A demand whose file has no order counts as work of both origins. This ends when a thread has
+ *     ordered a fill of the file, or has left the file to the daemon's loop (grant.c). */
 
 static int has_demand(const struct pool *p, enum monarch_origin origin) {
     for (unsigned i = 0; i < MONARCH_DEMANDS; i++) {
@@ -439,8 +436,8 @@ void monarch_ring_one(struct pool *p, enum monarch_origin origin, uint32_t who) 
 }
 
 /* Releases the pool's lock, and wakes one thread of each origin that has work. looks: the calling
- * thread's origin if this thread looks for work next, else MONARCH_ORIGINS. No other thread of the
- * origin `looks` is woken. */
+ * thread's origin if this thread looks for work next, else MONARCH_ORIGINS. For the origin `looks`,
+ * no thread is woken. */
 static void unlock_and_ring(struct pool *p, enum monarch_origin looks) {
     uint32_t who[MONARCH_ORIGINS];
     for (int origin = 0; origin < MONARCH_ORIGINS; origin++)

@@ -16,13 +16,13 @@
 #include "shared/clock.h"
 #include "shared/doorbell.h"
 
-/* Results of published copies accumulate before the daemon is woken (rings_for). If the daemon
- * waits for results (monarch_engine_await), it is woken when there are this many. */
+/* Published copies are reported to the daemon in groups (rings_for). If the daemon waits for
+ * results (monarch_engine_await), it is woken when there are this many. */
 #define RESULTS_AWAITED 64
 /* If the daemon does not wait for results, it is woken when there are this many. */
 #define RESULTS_AT_ONCE 512
-/* If the daemon waits for results, it is also woken when fewer than this many orders are queued. So
- * the daemon can submit more orders before the threads have none left. */
+/* If the daemon waits for results, it is also woken when fewer than this many orders are queued. It
+ * can then submit more orders before the threads run out of work. */
 #define ORDERS_LEFT 64
 /* For this long [ns] after a reader has waited for a unit of a file, threads copy the file unit by
  * unit, instead of in longer runs. */
@@ -34,8 +34,8 @@
 #define KEEPS_NS 1000000000ULL
 /* Interval [ns] at which a thread looks again at an order whose file a program is still reading. */
 #define READER_NS 50000000ULL
-/* If pool.rests is set, a thread for the sources sleeps after work for which no reader waited: REST
- * times as long as the work took, but at most MOST_REST_NS. */
+/* If pool.rests is set, a thread for the sources sleeps after each piece of unasked work. It sleeps
+ * REST times as long as the work took, but at most MOST_REST_NS. */
 #define REST 9
 #define MOST_REST_NS 2000000ULL
 /* Pause [ns] before the next attempt if a thread could not be started (RLIMIT_NPROC, memory). */
@@ -43,10 +43,10 @@
 
 #define EVERYTHING (MONARCH_DOES_ALL | MONARCH_READS_AHEAD)
 
-/* Returns whether to wake the daemon for this result. A daemon that was woken and has not taken its
- * results yet will take this result with them, so it is not woken again. If the engine has
- * published the copy, the result is not urgent. Such results accumulate, so that one iteration of
- * the daemon's loop handles many files. */
+/* Returns whether to wake the daemon for this result. If the daemon was woken and has not taken its
+ * results yet, it will take this result too. If the engine has published the copy, the result is
+ * not urgent. Such results accumulate, so that one iteration of the daemon's loop handles many
+ * files. */
 static int rings_for(const struct pool *p, const struct job *job) {
     if (p->rung)
         return 0;
@@ -82,16 +82,16 @@ static void push_result(struct pool *p, struct job *job) {
 }
 
 /* Publishes the copy if it is complete, reports the order's result, and answers the readers that
- * wait for the file. The result is queued before the writer's lock is released. Otherwise, the
- * result of a later removal of the copy could be queued before this result. The lock prevents that:
- * Python needs the lock to change the entry's word, and changes the word before it orders the
- * removal. */
+ * wait for the file. The result is queued before the writer's lock is released. So it precedes the
+ * result of a later removal of the copy: Python orders the removal only after it has changed the
+ * entry's word under this lock. */
 static void finish(struct pool *p, struct job *job) {
     const struct monarch_engine *e = &p->shared;
     uint64_t id = job->result.id;
     int is_ready = monarch_is_awaited(job) && job->result.status == MONARCH_DONE;
-    /* While the catalog grows, the writer's lock is held for a long time. If this thread does not
-     * get the lock soon, Python publishes the copy when it takes the result. */
+    /* While the catalog grows, the writer's lock is held for a long time. So wait only a short
+     * time. If this thread does not get the lock, Python publishes the copy when it takes the
+     * result. */
     int has_writer = is_ready && e->writer && monarch_lock_soon(e->writer);
     if (has_writer)
         job->result.is_published =
@@ -103,8 +103,8 @@ static void finish(struct pool *p, struct job *job) {
         monarch_answer(e->clients, id, 0, MONARCH_FILL_UNITS);
 }
 
-/* Call this when this thread no longer works on the fill. If the fill is complete or has failed,
- * the last thread that leaves the fill also ends it. */
+/* Call this when this thread no longer works on the fill. The last thread that leaves a complete or
+ * failed fill also ends it. */
 static void leave(struct pool *p, struct fill *f) {
     pthread_mutex_lock(&p->lock);
     int last = --f->users == 0 && monarch_fill_is_over(f);
@@ -137,9 +137,9 @@ static int look_once(struct worker *me, uint32_t roles, struct work *w) {
     int found = monarch_find_work(p, me, roles, w), has_left = was_at >= 0 && me->peer != was_at;
     if ((found || roles != all) && (has_left || __atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST)))
         who = monarch_whom_it_needs(p, origin);
-    /* This thread has the role DOES_ALL, but found no work. If the queues still contain work for
-     * this role, this work is an order that cannot begin yet: a program is reading the order's
-     * file. No other thread could begin this order either, so wake none for it. */
+    /* This thread has the role DOES_ALL, but found no work. Work for this role may still be queued:
+     * an order that cannot begin, because a program is reading its file. No other thread could
+     * begin this order either, so wake none for it. */
     if (!found && !has_left && roles & MONARCH_DOES_ALL)
         who &= ~(uint32_t)MONARCH_DOES_ALL;
     pthread_mutex_unlock(&p->lock);
@@ -150,8 +150,8 @@ static int look_once(struct worker *me, uint32_t roles, struct work *w) {
     return found;
 }
 
-/* Finds the caller's next work. Also orders fills for demands whose files have no order, if the
- * search meets such demands. Returns 0 if there is no work. */
+/* Finds the caller's next work. If the search meets demands whose files have no order, also orders
+ * fills for them. Returns 0 if there is no work. */
 static int find_next(struct worker *me, uint32_t roles, struct work *w) {
     int found;
     do {
@@ -168,8 +168,9 @@ static __thread struct worker *me;
 
 static void begin(struct pool *p, struct job *job, char *buffer, int depth);
 
-/* Serves waiting readers in the middle of other work. For a reader, this thread may begin a new
- * fill, which other readers can interrupt in turn. Fills are nested at most DEEPEST levels deep. */
+/* Serves waiting readers in the middle of other work. For a reader, this thread may begin another
+ * fill, which it may interrupt again for other readers. Such fills are nested at most DEEPEST
+ * levels deep. */
 #define DEEPEST 2
 static void serve_demands(struct pool *p, char *buffer, int depth) {
     struct work w;
@@ -192,9 +193,8 @@ void monarch_serve_readers(struct monarch_engine *e, char *buffer) {
     is_inside = 0;
 }
 
-/* Claims the next run of unclaimed units of a block: sets *unit to the run's first unit, and
- * returns the run's length. Sets *whole to 0 if units of the block were skipped because other
- * threads have claimed them. */
+/* Claims the next run of unclaimed units of a block. Sets *unit to the run's first unit, and
+ * returns the run's length. Sets *whole to 0 if it skips units that other threads have claimed. */
 static uint64_t claim_run(struct pool *p, struct fill *f, uint64_t *unit, uint64_t end,
                           int *whole) {
     uint64_t n = 0, most = 1;
@@ -252,9 +252,9 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
             finish(p, job);
             return;
         }
-        /* If the file has only one unit, or the order has a reader's descriptor, this thread copies
-         * the whole file now. The blocks of any other file are left to threads that have no more
-         * urgent work, because this thread may have begun the fill in the middle of other work. */
+        /* If the file has one unit, or the order has a reader's descriptor, copy the whole file
+         * now. Leave the blocks of any other file to threads without more urgent work: this thread
+         * may have begun the fill in the middle of other work. */
         int is_small = f->units == 1, is_handed = job->handed >= 0;
         uint64_t blocks = is_handed ? f->blocks : (uint64_t)is_small;
         enum monarch_origin origin = monarch_origin_of(job);
@@ -273,8 +273,8 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
 
 void monarch_do_handed(struct worker *w, struct job *job) {
     me = w;
-    /* The depth DEEPEST keeps the thread from serving other readers during this fill. The program
-     * may soon want its descriptor closed, so the fill must not be delayed. */
+    /* At the depth DEEPEST, the thread serves no other readers during this fill. The program may
+     * soon want its descriptor closed, so the fill must not be delayed. */
     begin(w->pool, job, w->buffer, DEEPEST);
 }
 
@@ -300,17 +300,17 @@ static void rest(uint64_t since_ns) {
     nanosleep(&t, NULL);
 }
 
-/* Returns the time at which a sleeping thread must wake even if its bell does not ring; 0: never.
- * At that time, the thread either looks again at an order whose file a program was reading, or
- * returns the memory of its buffer to the kernel. */
+/* Returns the time until which a thread may sleep if its bell does not ring; 0: without limit. If a
+ * program was reading an order's file (awaits_reader), the thread then looks at this order again.
+ * Otherwise, it then returns its buffer's memory to the kernel. */
 static uint64_t next_look(const struct worker *w, int has_used) {
     uint64_t ns = w->awaits_reader ? READER_NS : has_used ? KEEPS_NS : 0;
     return ns ? monarch_now_ns() + ns : 0;
 }
 
-/* Sleeps until the bell of the thread's origin (the sources or the peers) rings, or until the time
- * `until_ns` [CLOCK_MONOTONIC; 0: no limit]. Does not sleep if the bell's word differs from `seen`.
- * Returns 0 if `until_ns` has passed, else 1. */
+/* Sleeps until the bell of the thread's origin (the sources or the peers) rings, or until
+ * `until_ns` [CLOCK_MONOTONIC; 0: no limit]. If the bell's word differs from `seen`, does not
+ * sleep. Returns 0 if `until_ns` has passed, else 1. */
 static int wait_for_ring(const struct worker *w, uint32_t seen, uint32_t roles, uint64_t until_ns) {
     struct pool *p = w->pool;
     struct monarch_bell *bell = &p->shared.clients->engine[w->origin];
@@ -322,8 +322,8 @@ static int wait_for_ring(const struct worker *w, uint32_t seen, uint32_t roles, 
     return was_rung;
 }
 
-/* The loop of a copying thread. Clients can also ring the bell on which the thread sleeps. If a
- * client rings the bell without need, the thread wakes, finds no work and sleeps again. */
+/* The loop of a copying thread. Clients can also ring its bell. If a client rings without need, the
+ * thread finds no work and sleeps again. */
 static void *work(void *arg) {
     me = arg;
     struct pool *p = me->pool;
@@ -350,8 +350,8 @@ static void *work(void *arg) {
     return NULL;
 }
 
-/* Maps a buffer of MONARCH_CHUNK bytes. Only the pages that a thread has touched take memory. The
- * buffer has no huge pages: with them, the whole buffer would take memory at the first touch. */
+/* Maps a buffer of MONARCH_CHUNK bytes. Only pages that a thread has touched take memory. With huge
+ * pages, the first touch would take memory for the whole buffer. */
 char *monarch_map_buffer(void) {
     char *buffer =
         mmap(NULL, MONARCH_CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -383,9 +383,8 @@ static int start(struct pool *p, struct worker *w, enum monarch_origin origin, i
 }
 
 /* Starts the next thread for the sources, and then counts it in p->threads. The caller holds the
- * pool's lock, which this function releases while it starts the thread. If monarch_engine_stop is
- * called meanwhile, it joins the new thread too: it joins the thread that runs this function, and
- * then reads p->threads again. */
+ * pool's lock, which is released while the thread starts. A monarch_engine_stop meanwhile joins the
+ * new thread too: it first joins the calling thread, and then reads p->threads again. */
 static int start_next(struct pool *p) {
     int number = p->threads;
     p->resting[number % 2]++;
@@ -397,9 +396,8 @@ static int start_next(struct pool *p) {
     return is_started;
 }
 
-/* Starts threads for the sources until at least one thread with the role READS_AHEAD and one
- * without it are idle, or until `most_threads` run. Does nothing while another thread is in this
- * function. */
+/* Starts threads for the sources until one with the role READS_AHEAD and one without it are idle,
+ * or until `most_threads` run. Does nothing while another thread runs this function. */
 static void start_more(struct pool *p) {
     pthread_mutex_lock(&p->lock);
     if (!p->is_starting && (!p->start_after_ns || monarch_now_ns() > p->start_after_ns)) {

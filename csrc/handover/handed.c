@@ -25,8 +25,8 @@ void monarch_hand_to(struct handed *h, struct job *job) {
 
 /* --- the order -------------------------------------------------------------------------------- */
 
-/* Removes a queued order from its queue and returns the order. Returns NULL, and leaves the order
- * queued, if the order asks peers or if another descriptor is already kept for it. */
+/* Removes a queued order from its queue and returns it. If the order asks peers, or another
+ * descriptor is already kept for it, leaves it queued and returns NULL. */
 static struct job *take_queued(struct pool *p, struct job *job) {
     if (job->is_kept || monarch_origin_of(job) != MONARCH_FROM_SOURCE)
         return NULL;
@@ -36,10 +36,10 @@ static struct job *take_queued(struct pool *p, struct job *job) {
     return job;
 }
 
-/* Finds the order to fill a file that is FILLING. Returns NOT_YET if there is neither a queued
- * order nor a fill at this moment. There are two possible reasons. The daemon has set the file's
- * state, but has not submitted the order yet. Or a thread has removed the order from its queue, but
- * has not added the fill to the list of fills yet. */
+/* Finds the order to fill a file that is FILLING. Returns NOT_YET if there is neither an order nor
+ * a fill at this moment. This has two possible reasons. The daemon has set the file's state, but
+ * has not submitted the order yet. Or a thread has just taken the order, but has not added its fill
+ * to the list of fills yet. */
 static enum monarch_answer find_filling(struct pool *p, uint64_t id, struct job **job) {
     struct job *queued = monarch_queued_fill(p, id);
     if (!queued && !monarch_fill_of(p, id) && !monarch_has_order(p, id))
@@ -48,8 +48,8 @@ static enum monarch_answer find_filling(struct pool *p, uint64_t id, struct job 
     return MONARCH_TAKEN;
 }
 
-/* Makes an order to fill the file, if the grant allows the fill. The fill asks no peer, because the
- * program's read has already transferred the bytes to this node. */
+/* Makes an order to fill the file, if the grant allows the fill. The fill asks no peer, because
+ * this node has already got the bytes for the program. */
 static enum monarch_answer place(struct pool *p, struct monarch_catalog *c, uint64_t id,
                                  struct job **job) {
     if (!p->grant.holds)
@@ -64,8 +64,8 @@ static enum monarch_answer place(struct pool *p, struct monarch_catalog *c, uint
     return MONARCH_TAKEN;
 }
 
-/* Adds the file to the catalog. Returns REFUSED if the grant does not allow this, or if the catalog
- * is full; the daemon then adds the file later. */
+/* Adds the file to the catalog. Returns REFUSED if the grant does not allow this or the catalog is
+ * full. The daemon then adds the file later. */
 static enum monarch_answer meet(struct pool *p, struct monarch_catalog *c, struct handed *h) {
     uint64_t id, added = 0;
     if (!p->grant.holds)

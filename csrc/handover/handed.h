@@ -15,13 +15,12 @@ struct handed {
     /* the file's attributes if the catalog does not know the file; otherwise only `ino` is set */
     struct monarch_entry entry;
     uint64_t since_ns; /* when the descriptor was received */
-    /* is_told, is_ordered and told_at are used while the descriptor waits for an order (kept.c).
-     * is_told: the daemon was told of the file. is_ordered: there is an order to fill the file, but
-     * no thread has begun the order. */
+    /* Used while the descriptor waits in the table (kept.c). is_told: the daemon was told of the
+     * file. is_ordered: an order to fill the file exists, but no thread has begun it. */
     int is_told, is_ordered;
     uint32_t told_at; /* number of the daemon's loop iteration in which is_told was set */
-    /* number of directory renames that programs had recorded before the path was looked up. If
-     * there are more such renames now, the path may be wrong. */
+    /* Number of directory renames that programs had recorded when the path was looked up. If it has
+     * grown since, the path may be wrong. */
     uint64_t renames;
     struct handed *next; /* the next element of the list of descriptors that must be closed */
     char path[];
@@ -34,11 +33,11 @@ void monarch_hand_to(struct handed *h, struct job *job);
 
 enum monarch_answer {
     /* *job is the order that needs the descriptor. *job = NULL: the descriptor is not needed,
-     * because another order fills the file, or because no fill is needed */
+     * because another order fills the file, or because no fill is needed. */
     MONARCH_TAKEN,
-    /* The thread cannot order the fill, or cannot add the file to the catalog, so the daemon must.
-     * There are three possible reasons: the grant does not allow it; the catalog or the list of
-     * ordered fills is full; an older copy must be removed first. */
+    /* The daemon must order the fill, or add the file to the catalog, because this thread cannot.
+     * Possible reasons: the grant does not allow it; the catalog or the list of ordered fills is
+     * full; an older copy must be removed first. */
     MONARCH_REFUSED,
     /* the descriptor must wait: there is no grant, or the file is FILLING but its order cannot be
      * found at this moment */
@@ -46,10 +45,10 @@ enum monarch_answer {
     MONARCH_ANOTHERS /* the descriptor and the entry belong to different files */
 };
 
-/* Finds or makes the order that fills the descriptor's file, and stores this order in *job. An
- * order in *job is in no queue any more. Stores NULL if no order needs the descriptor (enum
- * monarch_answer). If the file has no entry, first adds the file to the catalog, as far as the
- * grant allows. The caller holds the writer's lock and the pool's lock. */
+/* Finds or makes the order that fills the descriptor's file. Stores it in *job, after removing it
+ * from its queue. Stores NULL if no order needs the descriptor (enum monarch_answer). If the file
+ * has no entry, first adds the file to the catalog, if the grant allows this. The caller holds the
+ * writer's lock and the pool's lock. */
 enum monarch_answer monarch_order_handed(struct pool *p, struct monarch_catalog *c,
                                          struct handed *h, struct job **job);
 /* Asks the daemon to order a fill of the file. Returns whether the caller must wake the daemon's

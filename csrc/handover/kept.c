@@ -1,9 +1,9 @@
 /* The table of descriptors that programs have handed over. Each descriptor waits for an order to
- * fill its file. A descriptor is put here if no thread can begin the fill when the descriptor
- * arrives. Usually, the daemon has not ordered the fill yet, and no grant allows a thread to order
- * it. Perhaps the daemon does not even know the file. When a thread begins the order later, the
- * fill reads from the descriptor, instead of opening the file at the source. Before that, the
- * program can ask the daemon at any time to close the descriptor. */
+ * fill its file. A descriptor comes here if no thread can begin the fill when it arrives. Usually,
+ * the daemon has not ordered the fill yet, and no grant lets a thread order it. Perhaps the daemon
+ * does not even know the file. When a thread begins the order later, the fill reads from the
+ * descriptor, instead of opening the file at the source. Until then, the program can ask the daemon
+ * at any time to close the descriptor. */
 #include "handover/kept.h"
 
 #include <linux/futex.h>
@@ -27,9 +27,9 @@
 /* The table contains at most 1 / SHARE of the process's limit on open descriptors, if that is fewer
  * than KEPT. */
 #define SHARE 4
-/* A descriptor without an order is closed if two conditions are true. First, ORDER_NS have passed
- * since the descriptor was received. Second, the daemon was told of the file, and its loop has had
- * ITERATIONS iterations since then. */
+/* A descriptor without an order is closed when two conditions are true. ORDER_NS have passed since
+ * it was received. And the daemon's loop has had ITERATIONS iterations since the daemon was told of
+ * the file. */
 #define ORDER_NS 50000000ULL
 #define ITERATIONS 2
 /* Interval [ns] at which the table's thread checks all descriptors. If a program asks the daemon to
@@ -208,9 +208,9 @@ static int is_still_kept(struct kept_table *t, struct handed *h, struct monarch_
     return job || answer == MONARCH_REFUSED || answer == MONARCH_NOT_YET;
 }
 
-/* Returns whether the file stays in the table. A file whose descriptor was closed stays only until
- * the daemon was told of the file. Sets *asks as is_still_kept does. c: the catalog; NULL if the
- * caller does not hold the writer's lock and so must not use the catalog. */
+/* Returns whether the file stays in the table. If its descriptor was closed, it stays only until
+ * the daemon was told of it. Sets *asks as is_still_kept does. c: the catalog; NULL if the caller
+ * does not hold the writer's lock. */
 static int stays(struct kept_table *t, struct handed *h, struct monarch_catalog *c, uint64_t now,
                  int *asks) {
     if (monarch_is_recalled(t->pool->shared.clients, h->claim, now))

@@ -1,8 +1,8 @@
 /* The sockets on which programs hand over descriptors, and the threads that receive the
  * descriptors.
  *
- * A descriptor is sent with the number of its file's entry, or with the file's path. The number and
- * the path are not trusted: a fill uses the descriptor only if it refers to the file that the
+ * A message has a descriptor, and the number of its file's entry or the file's path. A program may
+ * send a wrong number or path. So a fill uses the descriptor only if it refers to the file that the
  * catalog describes. The threads have no other work, so that each descriptor is closed soon. This
  * matters to programs that lock the file (flock), because the lock lasts until the last descriptor
  * of the open file is closed. */
@@ -28,17 +28,16 @@
 #include "shared/clock.h"
 #include "shared/joining.h"
 
-/* Maximum number of threads. Each thread copies one file at a time. Many threads take little
- * processor time, because a thread mostly waits until the source confirms that the file is
- * unchanged. */
+/* Maximum number of threads. Each thread copies one file at a time. It mostly waits until the
+ * source confirms that the file is unchanged, so many threads take little processor time. */
 #define THREADS 32
 #define STACK_BYTES (256 * 1024)
 
-/* While messages come often, the receiving thread polls: it checks for a message every POLL_NS
- * [ns]. The program that sends a message then need not wake a thread, which would take several
+/* While messages come often, the receiving thread polls: it looks for a message every POLL_NS [ns].
+ * Then a program that sends a message need not wake a thread, which would take several
  * microseconds. OFTEN_NS: messages come often if the last two came within this time. POLLS: after
- * this many intervals without a message, the thread sleeps until a message wakes it. STANDBY_NS:
- * interval at which another thread checks whether it must receive instead (take_over). */
+ * this many intervals without a message, the thread sleeps until the next one. STANDBY_NS: interval
+ * at which another thread checks whether it must become the receiving thread (take_over). */
 #define OFTEN_NS 4000000
 #define POLL_NS 2000000
 #define POLLS 2
@@ -81,9 +80,8 @@ static int is_plain(const char *path) {
     }
 }
 
-/* Reads the attributes of the file at h->path, and returns whether the descriptor refers to this
- * file. Uses the attributes that the kernel cached when the program opened the file. The fill later
- * compares these attributes with those at the source's server. */
+/* Reads the attributes of the file at h->path. Returns whether the descriptor refers to this file.
+ * Uses attributes that the kernel has cached, because the fill later asks the source's server. */
 static int describe(const struct pool *p, struct handed *h, unsigned source, uint64_t dev) {
     char target[1];
     uint64_t ino = h->entry.ino;
@@ -93,9 +91,9 @@ static int describe(const struct pool *p, struct handed *h, unsigned source, uin
            h->entry.kind == MONARCH_FILE && h->entry.ino == ino;
 }
 
-/* Makes a `struct handed` for a descriptor that was received. Returns NULL, and leaves the
- * descriptor open, in three cases: the descriptor does not refer to a regular file; it does not
- * refer to the file at the received path; or memory is exhausted. */
+/* Makes a `struct handed` for a received descriptor. Returns NULL if memory is exhausted, or if the
+ * descriptor refers to no regular file or to another file than the received path. The descriptor
+ * then stays open. */
 static struct handed *new_handed(const struct pool *p, int fd,
                                  const struct monarch_handover *what) {
     int is_known = !monarch_is_unmet(what->id);
@@ -139,7 +137,7 @@ static enum monarch_answer order(struct pool *p, struct handed *h, struct job **
 }
 
 /* Decides what becomes of a descriptor that no order takes now. Usually, keeps it until there is an
- * order to fill the file. Closes it in four cases: no order will need it; it does not belong to the
+ * order to fill its file. Closes it in four cases: no order will need it; it does not belong to the
  * entry's file; the program wants it closed; or the table of kept descriptors is full. */
 static void leave(struct pool *p, struct handed *h, enum monarch_answer answer) {
     int is_refused = answer == MONARCH_REFUSED;
@@ -172,8 +170,8 @@ static void take(struct taker *me, struct handed *h) {
 }
 
 /* Closes a descriptor that cannot be used. If the file has an entry, asks the daemon to order a
- * fill of the file instead. fd: -1 if no descriptor was received, because this process has reached
- * its limit of open descriptors. */
+ * fill instead. fd: -1 if this process has reached its limit of open descriptors, so that none was
+ * received. */
 static void take_none(struct pool *p, int fd, const struct monarch_handover *what) {
     if (fd >= 0)
         close(fd);
@@ -212,9 +210,9 @@ static int await_message(struct handovers *h) {
     return found == 1 && from.data.fd != h->end ? from.data.fd : -1;
 }
 
-/* Receives the next message, and sets *fd to the message's descriptor. Sets *fd to -1 if this
- * process has reached its limit of open descriptors. Returns whether the message is valid and so
- * identifies a file. */
+/* Receives the next message, and sets *fd to its descriptor; -1: this process has reached its limit
+ * of open descriptors. Returns 1 if the message is valid, so that it identifies a file. Returns 0
+ * otherwise, or if the threads must end. */
 static int receive(struct handovers *h, struct monarch_handover *what, int *fd) {
     struct iovec part = {what, sizeof *what};
     union {
@@ -275,12 +273,11 @@ static void ring(struct handovers *h, int most) {
     syscall(SYS_futex, &h->bell, FUTEX_WAKE_PRIVATE, most, NULL, NULL, 0);
 }
 
-/* Waits until no other thread is the receiving thread, and makes the caller the receiving thread.
- * When the receiving thread begins to copy a file, another thread must take over. It would be slow
- * to wake another thread each time. So while messages come often, one of the waiting threads is the
- * standby. Every STANDBY_NS, the standby checks whether there is a receiving thread, and takes over
- * if there is none. Usually, the first thread has copied its file before this check, and receives
- * the next message itself. */
+/* Waits until no thread receives, and makes the caller the receiving thread. When the receiving
+ * thread begins to copy a file, another thread must be able to replace it. To wake one each time
+ * would be slow. So while messages come often, one waiting thread is the standby: every STANDBY_NS,
+ * it looks whether a thread receives, and takes over if none does. Usually, the first thread has
+ * copied its file by then, and receives again itself. */
 static void take_over(struct handovers *h) {
     const struct timespec limit = {0, STANDBY_NS};
     pthread_mutex_lock(&h->lock);
@@ -298,9 +295,9 @@ static void take_over(struct handovers *h) {
     pthread_mutex_unlock(&h->lock);
 }
 
-/* Call this before the receiving thread begins to copy a file: it then is no longer the receiving
- * thread. If no waiting thread is the standby, wakes one. If no thread waits, starts a new thread,
- * unless THREADS threads are running. */
+/* Call this before the receiving thread begins to copy a file. From then on, it is not the
+ * receiving thread. If there is no standby, wakes a waiting thread. If no thread waits, starts one,
+ * unless THREADS threads run. */
 static void hand_on(struct handovers *h) {
     pthread_mutex_lock(&h->lock);
     h->has_receiver = 0;
@@ -371,8 +368,8 @@ static void end(struct pool *p) {
 static int join(struct pool *p, const struct timespec *until) {
     struct handovers *h = p->handovers;
     int left = p->kept && !monarch_join_kept(p->kept, until);
-    /* A thread that is joined here may have started more threads, which it has counted in
-     * h->threads before it ended. So h->threads is read again after each join. */
+    /* A thread that is joined here may have started further threads before it ended. It has counted
+     * them in h->threads. So read h->threads again after each join. */
     for (int i = 0; h && i < h->threads; i++)
         left += !monarch_join(h->taker[i].worker.thread, until);
     return left;

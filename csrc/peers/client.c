@@ -1,5 +1,5 @@
 /* Gets ranges of files from a peer. Several requests can be sent before the first answer arrives.
- * Every wait has a time limit. Bytes are accepted only if they match their checksum. */
+ * Every wait has a time limit. Bytes are accepted only if their checksum is right. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -15,17 +15,17 @@
 #include "shared/buffer.h"
 #include "shared/xxh3.h"
 
-/* Maximum number of unanswered requests on a link (a connection to the peer). That many requests,
- * and the frames of their answers, always fit into the sockets' buffers. So the two ends cannot
- * block each other by sending at the same time. */
+/* Maximum number of unanswered requests on a link (a connection to the peer). So many requests, and
+ * the frames of their answers, always fit into the sockets' buffers. With more, both ends could
+ * block while sending, each waiting for the other. */
 #define AHEAD 64
 /* A peer must send an answer at least at this rate [bytes/s]. A slower answer misses its deadline
  * (take_answer). */
 #define LEAST_BYTES_PER_S (128 * 1024)
 
-/* A thread that waits for an answer wakes when this many bytes have arrived, because a few large
- * calls of recv cost less than many small ones. This delays no reader: a reader needs the whole
- * answer, and the thread also wakes when the last bytes of the answer have arrived. */
+/* A thread that waits for an answer wakes when this many bytes have arrived: a few large calls of
+ * recv cost less than many small ones. It also wakes when the answer's last bytes have arrived. So
+ * this delays no reader, because a reader needs the whole answer. */
 #define AT_A_WAKE (2 * 1024 * 1024)
 /* A waiting thread wakes after this time [ns] even if fewer bytes than AT_A_WAKE have arrived. */
 #define WAKE_NS 200000000ULL
@@ -42,11 +42,11 @@ struct monarch_peer_link {
     int fd;
     /* bound_ms: the time limit of the current wait, either first_byte_ms or between_ms */
     uint32_t first_byte_ms, between_ms, bound_ms;
-    /* frames: number of frames received so far, and also the number of the next frame's seal. tag:
-     * number of requests sent so far, and also the number of the next request's seal. */
+    /* frames: number of frames received so far, and so the number of the next frame's seal. tag:
+     * number of requests sent so far, and so the number of the next request's seal. */
     uint64_t frames, tag;
-    /* says: computes the seals of requests, in the thread that sends requests. hears: checks the
-     * seals of frames. content: computes digests. The last two are used in the thread that receives
+    /* says: computes the seals of requests; used by the thread that sends requests. hears: checks
+     * the seals of frames. content: computes digests. Both are used by the thread that receives
      * answers. */
     struct monarch_mac *hears, *says, *content;
     size_t least; /* the socket's low-water mark (SO_RCVLOWAT), as it was set last */
@@ -76,8 +76,8 @@ static void wake_at(link_t *l, size_t n) {
 }
 
 /* Waits until `n` bytes have arrived, the socket's buffer is full, the connection has ended, or
- * `deadline` has passed. Returns TIMEOUT only if the deadline had passed before the call. The
- * thread wakes only once for many packets, which saves processor time. */
+ * `deadline` has passed. Returns TIMEOUT only if the deadline had passed before the call. To wake
+ * once for many packets saves processor time. */
 static enum monarch_peer_status await(link_t *l, size_t n, uint64_t deadline) {
     struct pollfd p = {.fd = l->fd, .events = POLLIN};
     uint64_t now = monarch_now_ns();
@@ -221,9 +221,9 @@ static void begin_piece(link_t *l, struct answer *a) {
     monarch_mac_begin(l->content, 0);
 }
 
-/* Decides whether to accept the bytes that came before a SUM frame. Returns WRONG_BYTES if the
- * bytes do not match the sum in the frame: the sender's copy is damaged, or the bytes were changed
- * in transit. Returns FORGED if the frame's seal is wrong. */
+/* Decides whether to accept the bytes before a SUM frame. Returns WRONG_BYTES if their sum differs
+ * from the frame's: the sender's copy is damaged, or the bytes were changed in transit. Returns
+ * FORGED if the frame's seal is wrong. */
 static enum monarch_peer_status judge(link_t *l, struct answer *a,
                                       const struct monarch_peer_frame *f,
                                       struct monarch_digest *digest) {
@@ -239,11 +239,10 @@ static enum monarch_peer_status judge(link_t *l, struct answer *a,
     return MONARCH_PEER_OK;
 }
 
-/* Receives a small answer, with its frames, in one call of recv, because such an answer usually
- * arrives in one piece. Stores the received bytes at the end of the buffer, because take_part moves
- * the file's bytes to the beginning of the same buffer. Receives at most the length of a complete
- * answer. If the answer is shorter, for example only an END, bytes of the next answer may be
- * received too. */
+/* Receives a small answer and its frames in one call of recv, because such an answer usually
+ * arrives in one piece. Stores it at the end of the buffer, because take_part moves the file's
+ * bytes to the buffer's beginning. Receives at most as many bytes as a complete answer has. If this
+ * answer is shorter (an END alone), the rest may be bytes of the next answer. */
 static enum monarch_peer_status take_small(link_t *l, const get *g) {
     size_t frame = sizeof(struct monarch_peer_frame), all = 3 * frame + g->length;
     uint64_t deadline = bound_from(l, monarch_now_ns());
@@ -267,8 +266,8 @@ static enum monarch_peer_status take_small(link_t *l, const get *g) {
     }
 }
 
-/* Receives the next frame and checks its seal. The seal of a SUM is checked later, by `judge`,
- * because it also covers the digest of the bytes before the SUM. */
+/* Receives the next frame and checks its seal. A SUM's seal is checked later, by `judge`, because
+ * this seal also covers the digest of the bytes before the SUM. */
 static enum monarch_peer_status take_frame(link_t *l, struct monarch_peer_frame *f, uint64_t tag) {
     uint64_t deadline = bound_from(l, monarch_now_ns());
     enum monarch_peer_status status = take(l, f, sizeof *f, deadline);
@@ -283,8 +282,8 @@ static enum monarch_peer_status take_frame(link_t *l, struct monarch_peer_frame 
     return f->tag == tag ? MONARCH_PEER_OK : MONARCH_PEER_CUT;
 }
 
-/* Returns whether a peer may send this status in an END. Statuses that describe the connection,
- * such as CUT, are set by the receiver itself, and never sent. */
+/* Returns whether a peer may send this status in an END. Statuses of the connection, such as CUT,
+ * are never sent: the receiver sets them itself. */
 static int is_an_end(const struct answer *a, uint64_t status) {
     if (status == MONARCH_PEER_OK)
         return a->g->received == a->g->length;
@@ -344,10 +343,9 @@ static void set_options(int fd, uint32_t first_byte_ms, uint32_t between_ms) {
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &between, sizeof between);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     /* SO_RCVLOWAT sets the number of bytes after which a waiting thread wakes. The kernel then
-     * makes the receive buffer large enough for twice as many bytes. So the peer can continue to
-     * send while the thread stores the bytes that have arrived. SO_BUF_LOCK (Linux 5.14) prevents
-     * the kernel from making the buffer larger: with more bytes in flight, queues in a shared
-     * network would overflow. */
+     * makes the receive buffer large enough for twice as many. So the peer can go on sending while
+     * the thread stores what has arrived. SO_BUF_LOCK (Linux 5.14) keeps the kernel from enlarging
+     * the buffer further: with more bytes in flight, queues in a shared network would overflow. */
     setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &room, sizeof room);
     setsockopt(fd, SOL_SOCKET, SO_BUF_LOCK, &locked, sizeof locked);
 }
@@ -392,8 +390,8 @@ static int fetch(link_t *l, get *gets, uint64_t n, monarch_peer_arrived arrived,
     return r;
 }
 
-/* Begins a fetch. If `buffer` is NULL, allocates a buffer and returns it; the caller must free this
- * buffer later. Otherwise returns NULL. If memory is exhausted, sets l->buffer to NULL. */
+/* Begins a fetch. If `buffer` is NULL, allocates a buffer and returns it; the caller must free it
+ * later. Otherwise returns NULL. If memory is exhausted, sets l->buffer to NULL. */
 static char *begin(link_t *l, get *gets, uint64_t n, char *buffer) {
     char *own = buffer ? NULL : monarch_new_buffer(MONARCH_PEER_CHUNK);
     l->buffer = buffer ? buffer : own;

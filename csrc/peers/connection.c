@@ -1,7 +1,7 @@
 /* The protocol of one connection: reads a request, opens its file, frames the bytes and sends them.
- * One call of monarch_peer_step works on the connection until the connection has to wait, and
- * returns what the connection waits for. If `may_block` is set, the call itself may block until the
- * socket accepts bytes. */
+ * One call of monarch_peer_step works on the connection until the connection must wait, and returns
+ * what it waits for. If `may_block` is set, the call itself may block until the socket accepts
+ * bytes. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -38,8 +38,8 @@ static void queue(connection *c, uint32_t kind, uint64_t value) {
     queue_with(c, kind, value, NULL);
 }
 
-/* Sends the queued frames. more: 1 if bytes of the file follow immediately, so that the kernel can
- * put the frames and these bytes into one TCP segment. */
+/* Sends the queued frames. more: 1 if bytes of the file follow at once. The kernel can then put the
+ * frames and these bytes into one TCP segment. */
 static io_state flush(connection *c, stage_t *stage, int more) {
     size_t all = c->frames * sizeof c->out[0];
     while (c->sent < all) {
@@ -77,7 +77,7 @@ static enum monarch_peer_status why_late(stage_t *stage) {
 }
 
 /* Call this if the next bytes are not available yet. Sends the frames that are ready, and begins or
- * continues the wait for the bytes. Ends the answer if this wait has reached its time limit. */
+ * continues the wait for the bytes. If this wait has reached its time limit, ends the answer. */
 static io_state wait_for_bytes(connection *c, stage_t *stage) {
     uint64_t now = monarch_now_ns();
     if (c->due_ns && now >= c->due_ns)
@@ -194,12 +194,11 @@ static int hash_bytes(stage_t *stage, const char *bytes, uint64_t n, uint64_t *s
     return monarch_mac_end(stage->content, digest->bytes) ? 0 : -1;
 }
 
-/* Determines the sum and the digest of the current piece. If the piece is a whole block whose sum
- * and digest the fill has recorded, uses the recorded values: with them, the receiver notices bytes
- * that have rotted since the fill. Otherwise computes both from the piece's bytes. bytes: the piece
- * in memory; NULL to read it from the file. Returns CUT if the values cannot be computed; the
- * caller must then close the connection. Returns UNKNOWN_FILE if the sum shows that a whole block
- * is rotten. */
+/* Determines the sum and the digest of the current piece. For a whole block, uses the values that
+ * the fill has recorded, if there are any. With them, the receiver notices bytes that have rotted
+ * since the fill. Otherwise, computes both from the piece's bytes. bytes: the piece in memory;
+ * NULL: read it from the file. Returns CUT if the values cannot be computed; the caller must then
+ * close the connection. Returns UNKNOWN_FILE if a whole block proves to be rotten. */
 static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, const char *bytes,
                                        uint64_t *sum, struct monarch_digest *digest) {
     uint64_t block = c->piece / c->file.block_bytes;
@@ -215,10 +214,10 @@ static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, cons
                : MONARCH_PEER_UNKNOWN_FILE;
 }
 
-/* Returns whether the current piece may be sent. A whole block may be sent without a check, unless
- * the peer has reported that the block arrived damaged before. For a part of a block, there is no
- * recorded sum by which the receiver could notice rotten bytes. So before a part is sent, this node
- * checks the whole block against its recorded sum, unless the block was found good recently. */
+/* Returns whether the current piece may be sent. A whole block needs no check, unless the peer has
+ * reported that it arrived damaged before. For a part of a block, no sum is recorded, so the
+ * receiver could not notice rotten bytes. So this node first compares the whole block with its
+ * recorded sum, unless the block was found good recently. */
 static int is_sound(const connection *c, stage_t *stage) {
     uint64_t block = c->piece / c->file.block_bytes, sum;
     void *arg = stage->files->arg;
@@ -237,9 +236,9 @@ static int is_small(const connection *c, uint64_t there) {
 }
 
 /* Call this after a small answer (DATA, the file's bytes, SUM and END) was passed to the kernel in
- * one call. sent: how many bytes of the answer the kernel accepted. Sets the connection's state as
- * if each part had been sent by its own call. If some of the file's bytes were not accepted, SUM
- * and END are made again later, with the same numbers of their seals. */
+ * one call. sent: how many of its bytes the kernel accepted. Sets the connection's state as if each
+ * part had been sent by a call of its own. If bytes of the file are left to send, SUM and END are
+ * later made again, with the same seal numbers. */
 static io_state go_on(connection *c, stage_t *stage, size_t sent) {
     const size_t frame = sizeof c->out[0], n = c->end - c->at;
     give(c, stage->bounds->stall_ms);
@@ -354,8 +353,8 @@ static io_state send_bytes(connection *c, stage_t *stage, uint64_t *left) {
         c->at += (uint64_t)r;
         __atomic_fetch_add(stage->bytes, (uint64_t)r, __ATOMIC_RELAXED);
         *left -= least(*left, (uint64_t)r);
-        /* If fewer than `n` bytes were sent, the socket's buffer is full. Another call of sendfile
-         * would look up 16 pages of the file, and then send nothing. */
+        /* Fewer than `n` bytes were sent, so the socket's buffer is full. Another sendfile would
+         * look up 16 pages of the file and then send nothing. */
         if ((uint64_t)r < n)
             return MONARCH_PEER_TO_SEND;
     }
@@ -374,8 +373,8 @@ static io_state send_end(connection *c, stage_t *stage) {
     return MONARCH_PEER_GO;
 }
 
-/* Sets whether calls on the socket block. The socket itself must be changed, because sendfile has
- * no flag for a single call. A blocking sendfile is the cheapest way to wait: it needs no second
+/* Sets whether calls on the socket block. This changes the socket itself, because sendfile has no
+ * flag for a single call. A blocking sendfile is the cheapest way to wait. It needs no second
  * system call, no high-resolution timer, and no second look-up of the pages that were not sent. */
 static void set_blocking(connection *c, int blocks) {
     if (c->blocks == blocks)

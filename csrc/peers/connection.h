@@ -49,22 +49,22 @@ struct monarch_peer_connection {
         char bytes[sizeof(struct monarch_peer_request)];
     } in;
     unsigned got;
-    /* heard: number of requests received so far, and also the number of the next request's seal.
-     * said: number of frames made so far, and also the number of the next frame's seal. */
+    /* heard: number of requests received so far, and so the number of the next request's seal.
+     * said: number of frames made so far, and so the number of the next frame's seal. */
     uint64_t heard, said;
     struct monarch_peer_frame out[MONARCH_PEER_FRAMES];
     /* frames: number of frames in `out`; sent: how many bytes of these frames were sent */
     unsigned frames, sent;
     struct monarch_peer_opened file;
     /* Positions in the file. at: the next byte to send. end: the end of the requested range.
-     * frame_end: the end of the current DATA frame. [piece, piece_end): the current piece, that is,
-     * the bytes that one SUM covers. */
+     * frame_end: the end of the current DATA frame. [piece, piece_end): the current piece. A piece
+     * is the bytes that one SUM covers. */
     uint64_t at, end, frame_end, piece, piece_end;
     int blocks; /* whether calls on the socket block */
 };
 
-/* The arguments of monarch_peer_step. Data marked "the thread's own" is used by one thread only.
- * All other data is shared by the server's threads. */
+/* The arguments of monarch_peer_step. Data marked "the thread's own" is used by one thread only;
+ * all other data is shared by the server's threads. */
 struct monarch_peer_stage {
     const struct monarch_peer_files *files;
     const struct monarch_peer_bounds *bounds;
@@ -78,9 +78,9 @@ struct monarch_peer_stage {
 /* Maximum time [ms] for which a thread blocks on one connection while its peer accepts no bytes. */
 #define MONARCH_PEER_STAY_MS 50
 
-/* Works on a connection until the connection must wait, or until other connections should be
- * served. Returns what must happen before the connection can continue. If `may_block` is set, the
- * result TO_SEND means that the socket accepted no more bytes within MONARCH_PEER_STAY_MS. */
+/* Works on a connection until it must wait, or until other connections should be served. Returns
+ * what must happen before the connection can continue. If `may_block` is set, TO_SEND means that
+ * the socket accepted no more bytes within MONARCH_PEER_STAY_MS. */
 enum monarch_peer_io_state monarch_peer_step(struct monarch_peer_connection *c,
                                              const struct monarch_peer_stage *stage);
 /* Closes the file that the connection has open. */
@@ -89,8 +89,8 @@ void monarch_peer_let_go(struct monarch_peer_connection *c, const struct monarch
 /* --- server.c --------------------------------------------------------------------------------- */
 
 /* Wakes the connections that wait for this file, so that they call the callbacks (struct
- * monarch_peer_files) again. Call this when more bytes of the file may be available, or when its
- * fill has failed. */
+ * monarch_peer_files) again. Call this when more of the file may be available, or when its fill has
+ * failed. */
 void monarch_peer_wake(struct monarch_peer_server *s, uint32_t source, uint64_t path_hash);
 /* Wakes connections that wait because `open` has returned LATER, so that they call `open` again.
  * Wakes a connection only if `is_settled` returns 1 for its request. */

@@ -1,6 +1,6 @@
-/* GMAC, computed by the installed libcrypto. The library is loaded when it is first needed, because
- * a daemon without peers does not need it. One build works with every version from OpenSSL 1.1.0
- * on, because the types of the functions used here have stayed the same. */
+/* GMAC, computed by the installed libcrypto. The library is loaded at its first use, because a
+ * daemon without peers does not need it. One build works with every version from OpenSSL 1.1.0 on,
+ * because the types of these functions have not changed since. */
 #include "peers/mac.h"
 
 #include <dlfcn.h>
@@ -10,8 +10,8 @@
 
 /* EVP_CTRL_AEAD_GET_TAG of <openssl/evp.h>. */
 #define GET_TAG 0x10
-/* Maximum number of bytes for one call of EVP_EncryptUpdate, which takes this number as an int. It
- * must be a multiple of the cipher's block size. */
+/* Maximum number of bytes for one call of EVP_EncryptUpdate, which takes an int. It must be a
+ * multiple of the cipher's block size. */
 #define MOST_AT_ONCE (1UL << 30)
 
 /* The function types are those of <openssl/evp.h>, with `void` in place of its structs. */

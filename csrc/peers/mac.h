@@ -1,6 +1,6 @@
 /* Message authentication with GMAC (NIST SP 800-38D), which is AES-128-GCM of associated data
- * alone. OpenSSL's libcrypto computes a GMAC fast, with special instructions that all current
- * processors have. */
+ * alone. OpenSSL's libcrypto computes it fast, with instructions that all current processors
+ * have. */
 #pragma once
 
 #ifndef MONARCH_CDEF
@@ -30,21 +30,21 @@ void monarch_mac_add(struct monarch_mac *m, const void *bytes, size_t n);
 int monarch_mac_end(struct monarch_mac *m, unsigned char *mac); /* returns 0 on failure */
 
 /* A digest of file content: a MAC with a key that all nodes of the session share. Its number (the
- * argument of monarch_mac_begin) is always 0. This is safe because a digest is never sent: only the
- * MAC of a frame is sent, which is computed from the digest and other bytes. So the digest acts as
- * a universal hash (Wegman and Carter, 1981): somebody who sees no digest cannot find two contents
- * with the same digest. */
+ * argument of monarch_mac_begin) is always 0. Here this is safe, because no digest is ever sent.
+ * Only the MAC of a frame is sent, which is computed from the digest and other bytes. So the digest
+ * acts as a universal hash (Wegman and Carter, 1981): somebody who sees no digest cannot find two
+ * contents with the same digest. */
 struct monarch_digest {
     unsigned char bytes[MONARCH_MAC_BYTES];
 };
 
 /* Computes the seal of a frame or request: the MAC of its `n` bytes and of `digest`. number: how
  * many frames or requests were sent in this direction before. digest: the digest of the content
- * that the frame authenticates; NULL for none. Returns 1, or 0 if libcrypto has failed; the
- * receiver then rejects the seal. */
+ * that the frame authenticates; NULL: none. Returns 0 if libcrypto has failed, so that the seal is
+ * wrong; else 1. */
 int monarch_seal(struct monarch_mac *m, uint64_t number, const void *frame, size_t n,
                  const struct monarch_digest *digest, unsigned char *seal);
-/* Returns whether the seal is right. The comparison always takes the same time. Otherwise, an
- * attacker could learn from the time which bytes of a wrong seal are right. */
+/* Returns whether the seal is right. The comparison always takes the same time. Otherwise, the time
+ * would tell an attacker which bytes of a wrong seal are right. */
 int monarch_is_sealed(struct monarch_mac *m, uint64_t number, const void *frame, size_t n,
                       const struct monarch_digest *digest, const unsigned char *seal);

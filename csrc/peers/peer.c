@@ -1,7 +1,7 @@
 /* One peer of this node: keeps idle links to the peer, shares links among threads, and replaces
  * broken links. A link is a connection over which this node requests files. Python makes the
  * connections, and decides whether to suppress requests to the peer for a while
- * (monarch_py/peers/peer.py). Python is called for nothing else, so a fetch over a working link
+ * (monarch_py/peers/peer.py). For a fetch over a working link, Python is not called, so the fetch
  * never waits for the interpreter. */
 #include <pthread.h>
 #include <stdlib.h>
@@ -14,39 +14,38 @@
 #define IDLE_LINKS 16
 /* An answer is called large from this size [bytes] on. */
 #define LARGE_BYTES (1024 * 1024)
-/* A thread that requests a large answer takes a slot first. This is the number of slots, which
- * limits how many large answers are requested at the same time. With more slots, no answer would
- * arrive sooner, but threads of both nodes would wake up more often, for fewer bytes each time.
- * Answers for which a reader waits need no slot. */
+/* Number of slots. A thread that requests a large answer must first take a slot, which limits the
+ * number of large answers at the same time. With more, no answer would arrive sooner, but the
+ * threads of both nodes would wake more often, for fewer bytes each time. If a reader waits for an
+ * answer, no slot is needed. */
 #define LARGE_AT_ONCE 4
-/* Number of large answers that are requested on one link at the same time. With two, the second
- * request arrives before the first answer has been sent completely. So the sender's socket never
- * runs empty, and sending costs half as much. Also, two links are sufficient for the large answers
- * of all slots. The peer then needs only two threads that stay with these links (can_stay in
- * server.c), and its other threads serve all other connections. */
+/* Maximum number of large answers that are requested on one link at the same time. With two, the
+ * second request arrives before the first answer is sent completely. So the sender's socket never
+ * runs empty, which halves the cost of sending. Also, two links then suffice for the answers of all
+ * slots. So only two of the peer's threads stay with these links (can_stay in server.c), and the
+ * others serve all other connections. */
 #define IN_LINE 2
-/* A thread that waits for a slot continues without a slot in two cases. First, no large answer has
- * arrived for this long [ns], perhaps because the peer is waiting for the source. Second, the
- * thread has waited for twice this time. SLOT_NS and the time limit for an answer's first byte add
- * up to less than 2 s: no reader should wait longer before it reads the source itself. */
+/* A thread stops waiting for a slot, and continues without one, in two cases. Either no large
+ * answer has arrived for this long [ns], perhaps because the peer waits for the source. Or the
+ * thread has waited for twice this time. SLOT_NS and the time limit for an answer's first byte are
+ * less than 2 s together. No reader should wait longer before it reads the source itself. */
 #define SLOT_NS 500000000ULL
-/* If no link is idle, a thread that needs a link waits at most this long [ns] for another thread to
- * release one. Then it connects a new link. Connecting, the wait for an answer's first byte, and
- * each later wait have time limits of their own. LINK_NS plus any two of these limits is less than
- * 2 s, the longest that a reader should wait. */
+/* If no link is idle, a thread waits at most this long [ns] until another thread releases one. Then
+ * it connects a new link. Connecting, the wait for an answer's first byte, and each later wait have
+ * limits of their own. LINK_NS and any two of these limits are less than 2 s together, because no
+ * reader should wait longer. */
 #define LINK_NS 50000000ULL
-/* The waits of all threads for links are added up (waited_ns). If the sum reaches this many times
- * the duration of the last connect, a thread connects another link even before LINK_NS has
- * passed. */
+/* All waits for links are added up (waited_ns). If the sum reaches this many times the duration of
+ * the last connect, a waiting thread connects another link, even before LINK_NS has passed. */
 #define WAITS_PER_CONNECT 8
 /* If nodes are started together, all of them are serving after this time [ns]. */
 #define START_NS 10000000000ULL
 
 typedef struct monarch_peer peer;
 
-/* A thread that uses a link or waits for one. tag: the number of the thread's request. follower:
- * the thread whose answer comes next on the same link; it gets the link after this thread. The
- * peer's lock protects all fields. */
+/* A thread that uses a link or waits for one. tag: the number of its request. follower: the thread
+ * whose answer comes next on the same link, and which gets the link after this thread. The peer's
+ * lock protects all fields. */
 struct use {
     struct use *next;
     struct monarch_peer_link *link;
@@ -65,13 +64,13 @@ struct monarch_peer {
     pthread_mutex_t lock;
     pthread_cond_t slot_free, handed, link_free;
     /* All under the lock. slots: number of slots in use. waiting: number of threads that wait for a
-     * slot. passed: number of slots that were released to waiting threads, which have not taken
-     * them yet. */
+     * slot. passed: number of slots that were released to waiting threads, but not taken by them
+     * yet. */
     unsigned slots, waiting, passed;
     uint64_t came_ns; /* when the last answer to a request with a slot arrived; under the lock */
     unsigned idle;
     /* All under the lock. in_use: number of threads that have a link or are connecting one.
-     * connecting: number of threads that are connecting one. connect_ns: duration of the last
+     * connecting: number of those that are connecting one. connect_ns: duration of the last
      * connect. waited_ns: how long all threads together have waited for links since the last
      * connect began. */
     unsigned in_use, connecting;
@@ -79,8 +78,8 @@ struct monarch_peer {
     int has_failed; /* the peer has failed since it last worked; under the lock */
     int has_worked; /* the peer has worked at least once; atomic */
     int has_ended;  /* no request may be sent to the peer any more; under the lock */
-    /* under the lock: list of the `struct use` of all threads that have a link. Followers, which do
-     * not have their link yet, are not in the list. */
+    /* under the lock: list of the `struct use` of all threads that have a link. A follower is not
+     * in the list until it gets its link. */
     struct use *uses;
     uint64_t made_ns;
     struct monarch_peer_link *link[IDLE_LINKS];
@@ -153,10 +152,10 @@ static struct timespec time_of(uint64_t ns) {
     return (struct timespec){(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
 }
 
-/* Waits until a link is idle, or until the caller should connect another link (LINK_NS,
- * WAITS_PER_CONNECT). It is worthwhile to wait, because one connect costs both nodes more processor
- * time than many small answers. If another thread is connecting a link, also waits for the outcome;
- * this time is not added to waited_ns. The caller holds the peer's lock. */
+/* Waits until a link is idle, or until the caller should connect another one (LINK_NS,
+ * WAITS_PER_CONNECT). The wait pays off, because one connect costs both nodes more processor time
+ * than many small answers. If another thread is connecting a link, waits for the outcome too; this
+ * time does not count in waited_ns. The caller holds the peer's lock. */
 static void await_link_locked(peer *p) {
     uint64_t now = monarch_now_ns(), since = now, limit = now + LINK_NS;
     while (!p->idle && p->in_use && now < limit) {
@@ -178,8 +177,8 @@ static void begin_connect_locked(peer *p) {
     p->waited_ns = 0;
 }
 
-/* Returns an idle link, or NULL if the caller must connect one. In both cases, the caller must call
- * release_link later. waits: whether to wait first until another thread releases a link. */
+/* Returns an idle link, or NULL if the caller must connect one. The caller must call release_link
+ * later in both cases. waits: whether to wait first until another thread releases a link. */
 static struct monarch_peer_link *acquire_link(peer *p, int waits) {
     pthread_mutex_lock(&p->lock);
     if (waits)
@@ -238,14 +237,13 @@ static void note_failure(peer *p) {
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Reports that the peer, or the connection to it, does not work. The status NO_ROOM is not
- * reported, because it is this node's own failure. */
+/* Reports that the peer, or the connection to it, does not work. NO_ROOM is not reported, because
+ * it is this node's own failure. */
 static void fails(peer *p, uint32_t status, uint64_t began_ns) {
     if (status != MONARCH_PEER_NO_ROOM && !has_ended(p))
         p->report(p->arg, status, began_ns);
-    /* Report the failure first, and only then note it in has_failed. A success is reported only if
-     * has_failed is set. So the report of a later success cannot precede the report of this
-     * failure. */
+    /* Set has_failed only after the report. A success is reported only if has_failed is set. So a
+     * later success cannot be reported before this failure. */
     note_failure(p);
     forget_idle(p);
 }
@@ -267,7 +265,7 @@ static void enter(peer *p, struct use *me, const struct monarch_peer_get *g) {
 }
 
 /* Ends the thread's use of its link. If the link works and the thread has a follower, passes the
- * link to the follower and sets me->link to NULL. */
+ * link to it and sets me->link to NULL. */
 static void leave(peer *p, struct use *me, int works) {
     struct use **at = &p->uses;
     pthread_mutex_lock(&p->lock);
@@ -290,8 +288,8 @@ static void leave(peer *p, struct use *me, int works) {
 }
 
 /* Finds a link on which one more thread may send a request. The threads that share a link form a
- * chain: the thread that has the link comes first, and each thread points to its follower. Stores
- * the first thread in *first. Returns the last thread, or NULL if there is no such link. */
+ * chain: first the thread that has the link, then its follower, and so on. Returns the last thread
+ * of the chain and stores the first one in *first. Returns NULL if there is no such link. */
 static struct use *find_line(const peer *p, struct use **first) {
     for (struct use *u = p->uses; u; u = u->next) {
         unsigned n = 1;
@@ -305,10 +303,10 @@ static struct use *find_line(const peer *p, struct use **first) {
     return NULL;
 }
 
-/* Sends a request on a link on which another thread is still receiving an answer, and waits until
- * that thread passes the link on. The wait is limited by the time limits of that answer. Returns
- * whether the caller now has the link. The result is 0 if no link could take one more request, or
- * if the link has broken. */
+/* Sends a request on a link on which another thread is still receiving an answer. Then waits until
+ * that thread passes the link on, at most as long as that answer may take. Returns whether the
+ * caller now has the link. Returns 0 if no link could take one more request, or if the link has
+ * broken. */
 static int follow(peer *p, struct use *me, const struct monarch_peer_get *g) {
     pthread_mutex_lock(&p->lock);
     struct use *first, *last = find_line(p, &first);
@@ -348,10 +346,9 @@ static uint32_t reason(const struct monarch_peer_get *gets, uint64_t n) {
     return MONARCH_PEER_CUT;
 }
 
-/* Makes the peer check its copy of each block that arrived damaged: requests one byte of the block,
- * because a peer must check a whole block before it sends a part of it. So the peer finds out
- * whether the block has rotted since its sum was recorded. The request needs a new link, because
- * the next bytes on the old link cannot be parsed. */
+/* Makes the peer check its copy of each block that arrived damaged, because the copy may be rotten.
+ * For this, requests one byte of the block: a peer must check a whole block before it sends a part
+ * of it. The request needs a new link, because the next bytes on the old link cannot be parsed. */
 static void have_looked_at(peer *p, const struct monarch_peer_get *gets, uint64_t n) {
     for (uint64_t i = 0; i < n; i++) {
         uint32_t status;
@@ -430,9 +427,9 @@ static int ask_with(peer *p, struct use *me, struct monarch_peer_get *gets, uint
             note_success(p, me->link);
             return 0;
         }
-        /* If the link was closed before any frame of the answer arrived, the peer has not failed:
-         * it may have closed the idle link, or may have been restarted. If the answer did not
-         * arrive in time, the peer has failed. */
+        /* If the link was closed before any frame of the answer arrived, the peer has not failed.
+         * It may have closed the idle link, or may have been restarted. But if the answer was too
+         * late, the peer has failed. */
         int was_closed =
             monarch_peer_link_frames(me->link) == frames && reason(gets, n) == MONARCH_PEER_CUT;
         monarch_peer_link_close(me->link);

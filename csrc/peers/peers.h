@@ -1,10 +1,10 @@
 /* Sends ranges of files from one node's copies to another node, over a connected stream socket.
  *
  * The server serves many connections with a few threads. A server thread may block while it reads
- * the local disk. It blocks on a connection only briefly (MONARCH_PEER_STAY_MS), and only while
+ * the local disk. It may block on a connection only briefly (MONARCH_PEER_STAY_MS), and only while
  * enough other threads are free. The client has no threads of its own: the thread that needs the
- * bytes calls the client's functions. Python decides which node to ask, makes the connections and
- * keeps the secret (monarch_py/peers). */
+ * bytes calls it. Python decides which node to ask, makes the connections and keeps the secret
+ * (monarch_py/peers). */
 #pragma once
 
 #include "peers/wire.h"
@@ -22,8 +22,8 @@ struct monarch_peer_bounds {
     uint32_t threads, connections; /* maximum number of threads, and of connections */
     /* a connection that has had no request for this long is closed */
     uint32_t idle_ms;
-    /* a connection is closed if more than this time passes between the first and the last byte of a
-     * request, or if its peer accepts no byte of an answer for this long. */
+    /* Time limit in two cases, after which the connection is closed: from the first to the last
+     * byte of a request; and while the peer accepts no byte of an answer. */
     uint32_t stall_ms;
     /* maximum time for which an answer waits for bytes that are not available yet; then the answer
      * ends with COMING or TIMEOUT */
@@ -41,10 +41,9 @@ struct monarch_peer_counts {
 
 struct monarch_peer_server;
 
-/* Takes over a connected socket whose peer has proved that it belongs to the session. If the
- * maximum number of connections is reached, the new connection replaces the one that has been idle
- * for the longest time. Returns 0; -EBUSY if no connection is idle; or another -errno. After an
- * error, the caller must close the socket. */
+/* Takes over a connected socket whose peer has proved that it belongs to the session. If there are
+ * too many connections, replaces the one that has been idle for the longest time. Returns 0; -EBUSY
+ * if none is idle; or another -errno. After an error, the caller must close the socket. */
 int monarch_peer_server_adopt(struct monarch_peer_server *s, int fd,
                               const struct monarch_peer_keys *keys);
 int monarch_peer_server_has_room(struct monarch_peer_server *s);
@@ -53,8 +52,8 @@ void monarch_peer_server_counts(struct monarch_peer_server *s, struct monarch_pe
 
 /* Maximum amount of data [bytes] that is read from a socket or a file at a time. */
 #define MONARCH_PEER_CHUNK 262144
-/* An answer of at most this size [bytes] is sent together with its frames in one system call, and
- * received in one. For this, the bytes must be copied in memory, which costs less than more system
+/* An answer of at most this size [bytes] is sent in one system call together with its frames, and
+ * received in one. This needs a copy of the bytes in memory, which costs less than more system
  * calls. */
 #define MONARCH_PEER_SMALL 32768
 
@@ -80,31 +79,31 @@ struct monarch_peer_get {
 struct monarch_peer_link;
 
 /* Called after a piece of the range gets[which] has arrived with a correct sum and seal. first,
- * bytes: the piece's offset in the range, and its length. sum: the piece's XXH3-64. digest: its
- * digest (MONARCH_MAC_BYTES bytes). */
+ * bytes: the piece's offset in the range and its length. sum: its XXH3-64. digest: its digest
+ * (MONARCH_MAC_BYTES bytes). */
 typedef void (*monarch_peer_arrived)(void *arg, uint64_t which, uint64_t first, uint64_t bytes,
                                      uint64_t sum, const unsigned char *digest);
 
 /* Makes a link from a connected socket. Returns NULL if memory is exhausted or libcrypto is not
- * installed; the caller must then close the socket. content_key: the session's key for digests; the
- * server uses the same key. first_byte_ms: time limit for an answer's first frame. between_ms: time
- * limit of each later wait. */
+ * installed; the caller must then close the socket. content_key: the key for digests, which all
+ * nodes of the session share. first_byte_ms: time limit for an answer's first frame. between_ms:
+ * time limit of each later wait. */
 struct monarch_peer_link *monarch_peer_link_new(int fd, const struct monarch_peer_keys *keys,
                                                 const unsigned char *content_key,
                                                 uint32_t first_byte_ms, uint32_t between_ms);
-/* Fetches all ranges, and returns when every range has its status. Requests are sent without
- * waiting for earlier answers. Returns 0, or -1 if the link cannot be used any more; ranges without
- * an answer then have the status CUT. Only one thread at a time may call this function for a link.
- * buffer: MONARCH_PEER_CHUNK bytes; NULL: the function allocates a buffer. A link does not keep a
- * buffer, because many links are idle. */
+/* Fetches all ranges, and returns when each range has its status. Sends requests without waiting
+ * for earlier answers. Returns 0. Returns -1 if the link cannot be used any more; ranges without an
+ * answer then have the status CUT. Only one thread at a time may call this for a link. buffer:
+ * MONARCH_PEER_CHUNK bytes; NULL: the function allocates them. Links have no buffers, because many
+ * links are idle. */
 int monarch_peer_fetch(struct monarch_peer_link *l, struct monarch_peer_get *gets, uint64_t n,
                        char *buffer, monarch_peer_arrived arrived, void *arg);
-/* These two functions together fetch one range: monarch_peer_request sends the request, and
- * monarch_peer_take receives the answer with the same tag. So a request can be sent while the
- * answer to the previous request is still arriving. One thread may be in monarch_peer_request while
- * another thread is in monarch_peer_take, but two threads must not be in the same function. Answers
- * must be taken in the sequence of the requests. monarch_peer_request does not wait. It returns 0,
- * or -1 if the request was not sent. monarch_peer_take returns what monarch_peer_fetch returns. */
+/* Fetch one range in two steps. monarch_peer_request sends the request, and monarch_peer_take
+ * receives the answer with the same tag. So a request can be sent while the previous answer is
+ * still arriving. Answers must be taken in the sequence of the requests. One thread may call
+ * monarch_peer_request while another is in monarch_peer_take, but no two threads may be in the same
+ * function. monarch_peer_request does not wait; it returns -1 if the request was not sent, else 0.
+ * monarch_peer_take returns what monarch_peer_fetch returns. */
 int monarch_peer_request(struct monarch_peer_link *l, const struct monarch_peer_get *g,
                          uint64_t *tag);
 int monarch_peer_take(struct monarch_peer_link *l, struct monarch_peer_get *g, uint64_t tag,
@@ -121,8 +120,8 @@ struct monarch_peer;
 /* Makes a new link. Returns NULL if that fails, or if requests to this peer are suppressed for now;
  * *status then says why. */
 typedef struct monarch_peer_link *(*monarch_peer_connect)(void *arg, uint32_t *status);
-/* Called when a link has broken, and when the peer works again. status: why the link has broken, or
- * MONARCH_PEER_OK if the peer works again. began_ns: when the failed fetch began [ns of
+/* Called when a link has broken, and when the peer works again. status: why the link broke;
+ * MONARCH_PEER_OK: the peer works again. began_ns: when the failed fetch began [ns of
  * CLOCK_MONOTONIC]. */
 typedef void (*monarch_peer_report)(void *arg, uint32_t status, uint64_t began_ns);
 
@@ -132,12 +131,12 @@ struct monarch_peer *monarch_peer_new(monarch_peer_connect connect, monarch_peer
 /* Adds a link that the caller has connected, as an idle link. */
 void monarch_peer_add_link(struct monarch_peer *p, struct monarch_peer_link *l);
 /* Fetches ranges from the peer, like monarch_peer_fetch, but chooses or connects the link itself.
- * Many threads may call this function at the same time. Sets the status of each range even if the
- * call fails. Returns 0, or -1 if the peer has failed or requests to it are suppressed now. */
+ * Many threads may call this at the same time. Returns 0, or -1 if the peer has failed or requests
+ * to it are suppressed now. Sets the status of each range in any case. */
 int monarch_peer_ask(struct monarch_peer *p, struct monarch_peer_get *gets, uint64_t n,
                      char *buffer, monarch_peer_arrived arrived, void *arg);
-/* Returns whether the peer's daemon may still be starting: no fetch has succeeded and no link was
- * added yet, and monarch_peer_new was called only a short time ago. */
+/* Returns whether the peer's daemon may still be starting: the peer was made only a short time ago,
+ * and no fetch has succeeded and no link was added since. */
 int monarch_peer_is_starting(const struct monarch_peer *p);
 /* Ends all requests to the peer, and makes all later requests fail. The ranges of all these
  * requests get the status CUT. */

@@ -1,7 +1,7 @@
 /* The threads of the peer server, which sends this node's copies to other nodes. Each connection is
- * a small state machine, and only one thread at a time works on it. A thread works on a connection
- * in three cases: the connection's socket is ready; bytes of a file, for which the connection
- * waits, may be available; or the connection's deadline has passed. */
+ * a small state machine, on which only one thread at a time works. Work begins when the
+ * connection's socket is ready, when the bytes for which it waits may be available, or when its
+ * deadline has passed. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -24,9 +24,9 @@
 /* While no connection has a request, deadlines are checked at this interval [ms]. So the threads of
  * an idle server wake only rarely. */
 #define IDLE_TICK_MS 5000
-/* Size of a socket's send buffer [bytes]. A thread that has filled the buffer is woken only when a
- * third of the buffer is free. Meanwhile, the kernel needs enough bytes to send. So the buffer is
- * larger than the number of bytes that can be in flight. */
+/* Size of a socket's send buffer [bytes]. It must be larger than the number of bytes that can be in
+ * flight. A thread that has filled the buffer is woken only when a third of it is free. Until then,
+ * the kernel must have enough bytes to send. */
 #define SEND_ROOM (4 << 20)
 
 typedef struct monarch_peer_connection connection;
@@ -57,7 +57,7 @@ static uint64_t name_of(const server *s, const connection *c) {
     return (uint64_t)(c - s->at) << 32 | c->generation;
 }
 
-/* Claims the connection to which an event of epoll belongs. Returns NULL if this connection has
+/* Claims the connection of an event, so that no other thread works on it. Returns NULL if it has
  * ended, or if another thread already works on it because its deadline has passed. */
 static connection *claim(server *s, uint64_t name) {
     connection *c = &s->at[name >> 32];
@@ -81,9 +81,9 @@ static void close_locked(server *s, connection *c) {
 }
 
 /* Requests the connection's next event from epoll. The caller holds the server's lock, and clears
- * `is_busy` before it releases the lock. Another thread may receive the event at once. But it needs
- * the lock to claim or to close the connection, so it finds `is_busy` cleared, and the descriptor
- * stays open during this call. */
+ * `is_busy` before it releases the lock. Another thread may receive the event at once. But that
+ * thread needs the lock to claim or close the connection. So it finds `is_busy` cleared, and the
+ * descriptor stays open during this call. */
 static void arm(server *s, connection *c, enum monarch_peer_io_state next) {
     uint32_t events = next == MONARCH_PEER_TO_READ ? EPOLLIN : EPOLLOUT;
     struct epoll_event e = {.events = EPOLLONESHOT | events, .data.u64 = name_of(s, c)};
@@ -105,9 +105,9 @@ static void end_to_wait(server *s, connection *c) {
     s->at[last].wait_at = c->wait_at;
 }
 
-/* Releases a connection after a step. Returns 0 if the thread must continue with the connection
- * instead: the connection was about to wait for bytes, but they may have become available in the
- * meantime. wakes: the value of `wakes` before the step. */
+/* Releases a connection after a step. wakes: the value of `wakes` before the step. Returns 0 if the
+ * thread must continue instead: the connection was about to wait for bytes, but `wakes` has
+ * changed, so the bytes may have become available. */
 static int hand_back(server *s, connection *c, const struct monarch_peer_stage *stage,
                      enum monarch_peer_io_state next, uint64_t wakes) {
     int is_done = 1;
@@ -131,8 +131,7 @@ static int hand_back(server *s, connection *c, const struct monarch_peer_stage *
 }
 
 /* Returns whether a thread may block in a call on its connection's socket, which costs less than a
- * wait with epoll. It may do so only while the other threads are enough for all other active
- * connections. */
+ * wait with epoll. The other threads must be enough for all other active connections. */
 static int can_stay(server *s) {
     return !__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE) &&
            __atomic_load_n(&s->active, __ATOMIC_RELAXED) < s->bounds.threads;
@@ -148,8 +147,8 @@ static enum monarch_peer_io_state step(server *s, connection *c, struct monarch_
     return next;
 }
 
-/* Works on a connection that the calling thread has claimed, and then releases it. Returns 1 if the
- * thread has not released the connection, because it can send more on it. */
+/* Works on a connection that the calling thread has claimed, and then releases it. Returns 1,
+ * without releasing it, if the thread can send more on it. */
 static int work_on(server *s, connection *c, struct monarch_peer_stage *stage, int stays) {
     for (int is_done = 0; !is_done;) {
         uint64_t wakes = __atomic_load_n(&s->wakes, __ATOMIC_SEQ_CST);
@@ -163,10 +162,9 @@ static int work_on(server *s, connection *c, struct monarch_peer_stage *stage, i
 
 /* --- waits and deadlines ---------------------------------------------------------------------- */
 
-/* Searches the connections from index *from on, and claims the first connection that has missed its
- * deadline. Returns NULL if there is none. Sets *from to the index at which the next search must
- * begin. Sets *waited to 1 if the connection was waiting for bytes of its file, and to 0 if it was
- * waiting for its peer. */
+/* Claims the first connection from index *from on that has missed its deadline. Returns NULL if
+ * there is none. Sets *from to the index at which the next search must begin. Sets *waited to 1 if
+ * the connection was waiting for bytes of its file; 0: it was waiting for its peer. */
 static connection *take_late(server *s, uint32_t *from, uint64_t now, int *waited) {
     connection *found = NULL;
     pthread_mutex_lock(&s->lock);
@@ -211,12 +209,11 @@ static void wake(server *s, connection *c) {
     arm(s, c, MONARCH_PEER_TO_SEND);
 }
 
-/* Counts a call that wakes connections in `wakes`. Returns whether any connection waits. At this
- * moment, another thread may have found no bytes for its connection, and may be about to leave the
- * connection waiting. That other thread first increments `waiting`, and then checks whether `wakes`
- * has changed since it last looked for bytes (hand_back). So no wake-up is lost: either this
- * function sees that the connection waits, or the other thread sees the change and looks for bytes
- * again. */
+/* Increments `wakes`. Returns whether any connection waits. No wake-up is lost, even if another
+ * thread has just found no bytes and is about to leave its connection waiting. That thread first
+ * increments `waiting`. Then it checks whether `wakes` has changed since it last looked for bytes
+ * (hand_back). So either this function sees that the connection waits, or that thread looks for
+ * bytes again. */
 static int has_waiting(server *s) {
     __atomic_fetch_add(&s->wakes, 1, __ATOMIC_SEQ_CST);
     return __atomic_load_n(&s->waiting, __ATOMIC_SEQ_CST) > 0;
@@ -279,8 +276,7 @@ static void *serve(void *arg) {
 /* --- calls from Python ------------------------------------------------------------------------ */
 
 /* Returns whether sockets may have send buffers of SEND_ROOM bytes. If the system's limit is lower,
- * no size is set at all, because the kernel automatically enlarges only buffers whose size was not
- * set. */
+ * set no size at all: the kernel then enlarges the buffers itself as needed. */
 static int can_have_send_room(void) {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), room = SEND_ROOM;
     socklen_t n = sizeof room;
@@ -308,8 +304,8 @@ static void set_options(int fd, const struct monarch_peer_bounds *bounds, int ha
 }
 
 /* Returns the index of a free element of `at`. If there is none, returns the index of the
- * connection that has had no request for the longest time; its peer can open a new connection
- * later. Returns bounds.connections if all connections have requests. */
+ * connection that has been idle for the longest time; its peer can connect again later. Returns
+ * bounds.connections if all connections have requests. */
 static uint32_t find_place(server *s) {
     uint32_t idle = s->bounds.connections;
     for (uint32_t i = 0; i < s->bounds.connections; i++) {

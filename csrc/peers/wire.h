@@ -7,15 +7,15 @@
  *     DATA n, n bytes, [DATA n, n bytes, ...] SUM, ..., END status
  *
  * Each request and each frame ends with a seal: the MAC (mac.h) of all its bytes before the seal.
- * Each connection has one key per direction. Each MAC also depends on the number of the request or
- * frame in its direction, counted from 0. So the receiver notices if an attacker on the network
- * changes, repeats, reorders or drops a request or a frame, or sends it back to its sender.
+ * Each connection has one key per direction. A MAC also depends on the number of the request or
+ * frame in its direction, counted from 0. So an attacker on the network cannot change, repeat,
+ * reorder, drop or return a request or a frame without the receiver noticing.
  *
  * A SUM comes at the end of every block and at the end of the range. Its value is the XXH3-64 of
- * the bytes since the last SUM. For a whole block, this is the sum that the fill of the copy has
- * recorded, if the sum is known; otherwise the sum is computed when the bytes are sent. The seal of
- * a SUM also covers a keyed digest of the same bytes (struct monarch_digest). The digest is never
- * sent: the receiver computes it from the bytes. An END may come in place of any frame; the
+ * the bytes since the last SUM. For a whole block, the sender uses the sum that the fill of the
+ * copy has recorded, if it is known. Otherwise, the sender computes the sum from the bytes. The
+ * seal of a SUM also covers a keyed digest of the same bytes (struct monarch_digest). The digest is
+ * never sent: the receiver computes it from the bytes. An END may come in place of any frame; the
  * receiver then discards the bytes since the last SUM.
  *
  * Several requests may be sent before the first answer arrives. The answers come in the sequence of

@@ -1,7 +1,7 @@
 /* The callbacks by which the peer server finds and checks this node's copies (peers/files.h). They
- * read the catalog, and never block. Whole blocks are sent with the sums that their fills have
- * recorded, if these are known. If a copy's bytes have changed since its fill (the copy is rotten),
- * the copy is reported to the daemon, which removes it. */
+ * read the catalog, and never block. If the sums of a block were recorded at its fill, the block is
+ * sent with them. A copy whose bytes have changed since its fill is called rotten. It is reported
+ * to the daemon, which removes it. */
 #include "serving/serving.h"
 
 #include <stdlib.h>
@@ -14,12 +14,12 @@
 #include "shared/doorbell.h"
 #include "shared/xxh3.h"
 
-/* After a block was checked and found good, it is not checked again for this long [ns]. DOUBTED_NS
- * applies instead to a request which says that the block arrived damaged before. */
+/* After a block was found good, it is not checked again for this long [ns]. If the request says
+ * that the block arrived damaged before, DOUBTED_NS applies instead. */
 #define CHECKED_NS 60000000000ULL
-/* Like CHECKED_NS, for a request which says that the block arrived damaged before. The time is
- * short, because the block may have rotted since the last check. It is not 0, because then a peer
- * that lies could cause a check with each request, instead of one check of the block per second. */
+/* Like CHECKED_NS, but for a block that arrived damaged before. The time is short, because the
+ * block may have rotted since the last check. It is not 0: a peer that lies could otherwise cause a
+ * check with each request, instead of one per second. */
 #define DOUBTED_NS 1000000000ULL
 
 typedef struct monarch_holdings holdings;
@@ -39,12 +39,12 @@ static int agrees(holdings *h, const struct open_copy *held, uint64_t block, uin
     if (held->sums)
         return sum == held->sums->sums[block];
     /* For a copy of one block, no block sum is recorded. But the catalog has a sum of the whole
-     * file, which is computed from its block sums. So compute this sum from `sum`, and compare it
-     * with the catalog's. */
+     * file, which is computed from its block sums. So compute this sum from `sum`, and compare
+     * both. */
     if (held->blocks == 1)
         return monarch_xxh3((const char *)&sum, sizeof sum) == held->sum;
     /* Without recorded sums, assume that the block is good. But if the entry's word has changed
-     * since the copy was opened, the copy may have been removed because it was rotten. */
+     * since the open, the copy may have been removed because it was rotten. */
     return monarch_has_word(h, held->id, held->word);
 }
 
@@ -63,9 +63,9 @@ static void note_rotten(holdings *h, const struct open_copy *held) {
         monarch_doorbell_ring(&h->clients->doorbell);
 }
 
-/* Implements `check` of struct monarch_peer_files, and remembers for a while which blocks were
- * good. If a reader waits, its node requests a block in many small parts. One check of the block is
- * then sufficient for all these parts. */
+/* Implements `check` of struct monarch_peer_files. Remembers for a while which blocks were good:
+ * for a waiting reader, a peer requests a block in many small parts, and one check is enough for
+ * all of them. */
 static int check(void *arg, void *file, uint64_t block, const uint64_t *sum) {
     holdings *h = arg;
     const struct open_copy *held = file;
@@ -175,9 +175,8 @@ void monarch_holdings_sums(holdings *h, uint64_t copy, const uint64_t *sums,
         monarch_sums_drop(h->sums, copy);
 }
 
-/* Returns whether the request need not wait any longer. A request must wait only if this node is
- * filling the requested file or will fill it. It is then woken when bytes of the file arrive
- * (monarch_holdings_wake). */
+/* Returns whether the request need not wait any longer. It must wait only if this node is filling
+ * its file or will fill it. Bytes of the file then wake it (monarch_holdings_wake). */
 static int is_settled(void *arg, const struct monarch_peer_request *wanted) {
     holdings *h = arg;
     unsigned state = MONARCH_BYPASS;

@@ -1,6 +1,6 @@
 /* Finds the copy of a file that a peer requests, and determines how much of the copy can be sent.
- * How much can be sent depends only on the entry's word in the catalog and on the fill's bitmap.
- * This node's own programs read copies by the same rule. */
+ * This depends only on the entry's word in the catalog and on the fill's bitmap. This node's own
+ * programs read copies by the same rule. */
 #include "serving/open_copy.h"
 
 #include <fcntl.h>
@@ -15,9 +15,9 @@
 /* Number of demand slots that can be used for requests of peers. The other slots are reserved for
  * this node's readers. */
 #define DEMANDS (MONARCH_DEMANDS / 4)
-/* If no source has returned data for this long [ns], peers are not told to repeat their requests,
- * because the sources may be stuck. A reader on a peer's node should wait at most 2 s before it
- * reads the source itself. So STUCK_NS and the time limit of an answer add up to less than 2 s. */
+/* If no source has returned data for this long [ns], the sources may be stuck. Then peers are not
+ * told to repeat their requests. A reader on a peer should wait at most 2 s before it reads the
+ * source itself. So STUCK_NS and the time limit of an answer are less than 2 s together. */
 #define STUCK_NS 1000000000ULL
 /* Maximum number of times that is_meant reads an entry's attributes. It must read them again if the
  * daemon has changed them during the read. */
@@ -30,9 +30,9 @@ static void want(holdings *h, uint64_t id) {
         monarch_doorbell_ring(&h->clients->doorbell);
 }
 
-/* Writes a demand for a unit into a slot, as a reader of this node does, so that the unit is filled
- * before units that no reader waits for. The engine or the daemon's loop removes the demand. of:
- * the origin from which the file is filled, or MONARCH_ORIGINS if that is not known. */
+/* Writes a demand for a unit into a slot, as a waiting reader does. So this unit is filled before
+ * units that nobody waits for. The engine or the daemon's loop removes the demand. of: the origin
+ * from which the file is filled; MONARCH_ORIGINS: not known. */
 static void demand(holdings *h, uint64_t id, uint64_t unit, enum monarch_origin of) {
     uint64_t *to = NULL, none = 0;
     for (int i = 0; i < DEMANDS; i++) {
@@ -48,13 +48,13 @@ static void demand(holdings *h, uint64_t id, uint64_t unit, enum monarch_origin 
 }
 
 /* Returns whether to write a demand for the requested bytes. The result is 1 in two cases: a reader
- * on the peer's node waits, or at most one unit is requested. It is always 0 if the file has more
- * units than the bitmap of a fill has bits.
+ * on the peer waits, or at most one unit is requested. It is always 0 if the file has more units
+ * than a fill's bitmap has bits.
  *
- * The second case prevents a deadlock. The number of fills that a node orders at the same time is
- * limited. Suppose that two nodes have both reached this limit, and that all their fills are of
- * small files which they request from each other. Then neither node could order the fills that the
- * other node needs. A demand gets its fill even beyond the limit. */
+ * The second case prevents a deadlock, because a node orders only a limited number of fills at the
+ * same time. Suppose that two nodes have reached this limit, and all their fills are of small files
+ * that they request from each other. Without demands, neither node could order the fills that the
+ * other one needs. A demand gets its fill even beyond the limit. */
 static int is_hasty(const holdings *h, const struct monarch_peer_request *wanted) {
     uint64_t unit = monarch_unit_of(wanted->size, h->block_bytes);
     return (wanted->is_awaited || wanted->length <= unit) &&
@@ -73,7 +73,7 @@ static void note_whole(holdings *h, struct open_copy *held) {
 }
 
 /* Opens the copy that the entry's word `word` identifies. The copy's file name is its number, which
- * is never reused. So no other copy can be opened by mistake. slot: the slot of the copy's fill; -1
+ * is never reused, so no other copy can be opened by mistake. slot: the slot of the copy's fill; -1
  * if the copy is complete. */
 static enum monarch_peer_status open_copy(holdings *h, const struct monarch_peer_request *wanted,
                                           uint64_t id, uint64_t word, int slot,
@@ -122,9 +122,9 @@ static enum monarch_peer_status not_kept(const holdings *h,
 }
 
 /* Makes this node keep the file, and records this for the daemon. Call this if a peer requests the
- * file and considers this node the file's owner. Returns whether this node now keeps the file. The
- * result is 0 in two cases: another node keeps the file because this node had no room for it, or
- * MONARCH_MOVED records wait for the daemon already. */
+ * file and considers this node its owner. Returns whether this node now keeps the file. Returns 0
+ * if another node keeps it because this node had no room, or if MONARCH_MOVED files are already
+ * recorded. */
 static int begin_to_keep(holdings *h, uint64_t id) {
     pthread_mutex_lock(&h->checking);
     unsigned home = monarch_home_here(h, id);
@@ -154,9 +154,8 @@ static enum monarch_peer_status begin_filling(holdings *h, uint64_t id,
 }
 
 /* Returns whether the entry describes the requested version of the file. Sets *word to the entry's
- * word, read together with the attributes that were compared. An entry's attributes change only
- * while it has no copy. So if this word contains a copy's number, that copy has the requested
- * version. */
+ * word, which is read together with the compared attributes. These change only while the entry has
+ * no copy. So if the word contains a copy's number, this copy has the requested version. */
 static int is_meant(const holdings *h, const struct monarch_entry *e,
                     const struct monarch_peer_request *wanted, uint64_t *word) {
     for (int i = 0; i < LOOKS; i++) {
@@ -185,8 +184,8 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
         return MONARCH_PEER_CHANGED;
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT)
         return open_copy(h, wanted, id, word, -1, out);
-    /* Until this node knows which files it keeps, `home` is not final: it may be computed only from
-     * the file's hash, and an access plan may still change it. */
+    /* `home` may still change. Until this node knows which files it keeps, `home` may come from the
+     * file's hash alone. An access plan may then replace it. */
     if (!wanted->is_awaited && waits(h, wanted))
         return MONARCH_PEER_LATER;
     if (home >= MONARCH_MOVED_TO)
@@ -196,15 +195,15 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
     case MONARCH_WANTED:
         return begin_filling(h, id, wanted);
     case MONARCH_FILLING: {
-        /* This node is already filling the file. Do not begin to keep the file now, because the
-         * fill may be waiting for the very node that has sent this request. */
+        /* This node is already filling the file. Do not begin to keep it now: the fill may be
+         * waiting for the very node that has sent this request. */
         if (home != MONARCH_KEPT_HERE)
             return not_kept(h, wanted);
         int slot = monarch_fill_slot(h->fills, word);
         if (slot >= 0)
             return open_copy(h, wanted, id, word, slot, out);
-        /* If the fill has just ended, its slot was freed after the entry's word had changed. In
-         * this case, nothing would wake this request later, so start again with the new word. */
+        /* If the fill has just ended, the entry's word had changed before the slot was freed.
+         * Nothing would then wake this request later, so start again with the new word. */
         if (__atomic_load_n(&e->word, __ATOMIC_SEQ_CST) != word)
             return open_entry(h, id, wanted, out);
         demand_first(h, id, wanted, MONARCH_ORIGINS);
@@ -239,8 +238,8 @@ int monarch_has_word(struct monarch_holdings *h, uint64_t id, uint64_t word) {
     return has_it;
 }
 
-/* Like monarch_copy_available, for a fill that has ended. The fill's slot may already be used by
- * another fill, but the entry's word shows how this fill ended. */
+/* Like monarch_copy_available, for a fill that has ended. Its slot may already belong to another
+ * fill, but the entry's word shows how this fill ended. */
 static uint64_t available_when_over(holdings *h, struct open_copy *held) {
     uint64_t present = monarch_word(MONARCH_PRESENT, 0, MONARCH_WORD_TIER(held->word),
                                     MONARCH_WORD_COPY(held->word));
@@ -250,9 +249,9 @@ static uint64_t available_when_over(holdings *h, struct open_copy *held) {
     return is_there ? held->size : MONARCH_PEER_NEVER;
 }
 
-/* Implements `available` of struct monarch_peer_files. Does not make the last block available
- * before the fill has found the file unchanged at the source. Until then, it is uncertain whether
- * all bytes belong to the same version of the file, and the peer cannot check this itself. */
+/* Implements `available` of struct monarch_peer_files. The last block is not available until the
+ * fill has found the file unchanged at the source. Before that, the bytes may belong to different
+ * versions of the file, and the peer cannot check this itself. */
 uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     holdings *h = arg;
     struct open_copy *held = file;
@@ -284,9 +283,9 @@ uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     return end;
 }
 
-/* Returns whether a peer should repeat a request that has reached its time limit. Until this node
- * knows which files it keeps, the result is 1. Afterwards, it is 1 only if a source has returned
- * data within STUCK_NS. */
+/* Returns whether a peer should repeat a request that has reached its time limit. Returns 1 until
+ * this node knows which files it keeps. Afterwards, returns 1 only if a source has returned data
+ * within STUCK_NS. */
 int monarch_copy_is_coming(void *arg) {
     const holdings *h = arg;
     if (__atomic_load_n(&h->patience, __ATOMIC_ACQUIRE) != MONARCH_NOBODY_WAITS)

@@ -68,9 +68,8 @@ static inline unsigned monarch_home_here(const struct monarch_holdings *h, uint6
  * word identifies. */
 int monarch_has_word(struct monarch_holdings *h, uint64_t id, uint64_t word);
 
-/* Callbacks for the server, described in peers/files.h. They find the copy for a request, and
- * report how much of the copy can be sent. arg: the struct monarch_holdings. file: the struct
- * open_copy. */
+/* Callbacks for the server (peers/files.h). They find the copy for a request, and report how much
+ * of it can be sent. arg: the struct monarch_holdings. file: the struct open_copy. */
 enum monarch_peer_status monarch_open_copy(void *arg, const struct monarch_peer_request *wanted,
                                            struct monarch_peer_opened *out);
 uint64_t monarch_copy_available(void *arg, void *file, uint64_t at);

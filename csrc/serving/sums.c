@@ -15,8 +15,8 @@ struct monarch_sums {
     kept *chain[CHAINS];
 };
 
-/* Returns the address of the pointer to the copy's sums in their chain. If the chain does not
- * contain these sums, returns the address of the NULL at the chain's end. */
+/* Returns the address of the pointer to the copy's sums in their chain. If the sums are not there,
+ * returns the address of the NULL at the chain's end. */
 static kept **find(struct monarch_sums *s, uint64_t copy) {
     kept **k = &s->chain[copy % CHAINS];
     while (*k && (*k)->copy != copy)
