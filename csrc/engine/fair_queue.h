@@ -1,8 +1,9 @@
 /* Start-time fair queueing: decides which of the waiting readers is served next. A rank is a
  * training process of this node, together with its child processes. Ranks with waiting readers are
- * served in proportion to their shares. A share is a number that the daemon sets for a rank. Each
- * waiting reader has written a demand into a slot. The search for the next reader visits the slots
- * in rotation. A reader without a rank is served when the search reaches its slot. */
+ * served in proportion to their shares. A share is a number that the daemon sets for a rank. No
+ * rank is starved: while any reader waits, some reader is served. Each waiting reader has written a
+ * demand into a slot. The search for the next reader visits the slots in rotation. A reader without
+ * a rank is served when the search reaches its slot. */
 #pragma once
 
 #include "shared/catalog.h"
