@@ -374,8 +374,8 @@ static int fetch(link_t *l, get *gets, uint64_t n, monarch_peer_arrived arrived,
     uint64_t asked = 0, tag = l->tag;
     int r = 0;
     for (uint64_t i = 0; r == 0 && i < n; i++) {
-        /* Do not send a further request whenever an answer has come. Wait until AHEAD / 2 requests
-         * may be sent, so that one system call sends many requests. */
+        /* Further requests are sent only when at least AHEAD / 2 of them may be sent, so that one
+         * system call sends many requests. */
         if (asked < n && asked - i <= AHEAD / 2) {
             uint64_t more = AHEAD - (asked - i) < n - asked ? AHEAD - (asked - i) : n - asked;
             enum monarch_peer_status status = ask(l, gets + asked, more);
