@@ -109,9 +109,9 @@ class Epochs:
 
     def _later(self, daemon: Daemon, ours: Child) -> None:
         """Measures epochs that read the copies through the library. Each of these epochs is paired
-        with an epoch that reads the copies without the library. Also counts the operations that
-        reach the source. Locks are not counted, because the kernel handles locks on the files of
-        this source without a request to the source."""
+        with an epoch that reads the copies without the library. The operations that reach the
+        source are counted. File locks are not among them, because the kernel itself handles locks
+        on files of this source."""
         _, copies = daemon.files()
         listed = write_list(self.place / "copies.list", copies)
         before = [self.slow.counts()]
@@ -156,10 +156,10 @@ class Epochs:
         counts : for each epoch from 2 on, a running total: the number of operations of each kind
             from the start of epoch 2 to the end of this epoch
 
-        For requests for attributes, the result is the median epoch, for two reasons. First, an
-        epoch in which the library revalidates the files makes as many requests as there are files.
-        Second, the daemon has opened the root directory of the source, so any process that examines
-        all descriptors on the machine requests the attributes of this directory.
+        The number of getattr requests is the median over the epochs, for two reasons. First, in
+        some epochs the library revalidates the files, with one request for each file. Second, the
+        daemon has opened the root directory of the source. So any process that examines all
+        descriptors on the machine requests the attributes of this directory.
         """
         others = sum(n for kind, n in total.items() if kind not in ("getattr", *BYTES))
         asked = [after["getattr"] - before["getattr"] for before, after in pairwise(counts)]
@@ -220,7 +220,8 @@ def content(
 def metadata(
     args: argparse.Namespace, binary: Path, document: dict[str, Any], results: list[Result]
 ) -> None:
-    """Measures epochs of names and attributes. Adds the results to `document` and `results`."""
+    """Measures epochs that access only names and attributes. Adds the results to `document` and
+    `results`."""
     with scratch(args.dir) as place, scratch(args.tier or place) as tier:
         files = make_tree(place / "backing")
         (place / "source").mkdir()

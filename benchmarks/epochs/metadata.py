@@ -1,8 +1,8 @@
-"""Counts operations on names and attributes that reach the source when all files have copies.
+"""Counts how many operations on names and attributes reach the source if all files have copies.
 
-The dataset is a tree of small files, as in image datasets. The source counts operations. In each
-epoch, a Python program with the preload library accesses the names and attributes of the dataset in
-the ways in which training programs do (walker.py).
+The dataset is a tree of small files, as in image datasets. In each epoch, a Python program
+(walker.py) accesses the names and attributes of the dataset as training programs do. The first
+epoch runs without the preload library, the others run with it. The source counts the operations.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ QUOTA_BYTES = 64 << 20
 # [s]. A directory that has just changed could change again without a new timestamp.
 SETTLED_S = 4.0
 LIMIT_S = 60.0
-# How long [s] the library relies on an earlier check of a directory when it lists the directory.
-# The benchmark waits this long before each epoch, so that each epoch checks the directories again.
+# After the library has checked a directory, it does not check the directory again for this long
+# [s] when it lists the directory. The benchmark waits this long before each epoch. So the library
+# checks the directories in every epoch.
 LOOK_S = 1.0
-# The limit on operations at the source with the library, as a share of those without the library.
-# With the library, the kernel sends a few operations for each directory and its parents, but none
-# for files.
+# The limit on the result: the number of operations at the source with the library, divided by the
+# number without the library. With the library, the kernel sends a few operations for each directory
+# and its parents, but none for files.
 SHARE = 0.01
 BYTES = ("bytes_read", "bytes_written")
 
 
 def make_tree(root: Path) -> int:
-    """Writes the tree, and waits until Monarch trusts the timestamps of its directories. Returns
-    the number of its files."""
+    """Writes the tree, and waits until Monarch trusts the timestamps of the directories. Returns
+    the number of files in the tree."""
     for number in range(CLASSES):
         directory = root / "train" / f"class{number:02d}"
         directory.mkdir(parents=True)
@@ -73,11 +74,10 @@ def _epoch(walker: Child, slow: SlowSource) -> tuple[list[int], dict[str, Counte
 def count_metadata(
     slow: SlowSource, place: Path, tier: Path, files: int, epochs: int
 ) -> tuple[Result, dict[str, Any]]:
-    """Measures epochs without and with the library. Returns a Result and a document for the JSON.
-    The Result is the number of operations in the median epoch with the library, relative to an
-    epoch without the library. The document contains, for each step and each kind of operation, the
-    number of operations in the epoch without the library, and the median number in the epochs with
-    the library.
+    """Measures an epoch without the library, and several epochs with the library. Returns a Result
+    and a document for the JSON. The Result is the median number of operations in an epoch with the
+    library, divided by the number in the epoch without the library. The document contains these two
+    numbers for each step and each kind of operation.
 
     files : the number of files in the tree behind `slow`
     """

@@ -4,7 +4,8 @@
  *
  *   reader LIST THREADS BLOCK
  *
- * LIST is a file of paths; each path ends with a NUL byte. BLOCK is the size of a pread [bytes].
+ * LIST is a file that contains the paths of the dataset's files; each path ends with a NUL byte.
+ * BLOCK is the size of a pread [bytes].
  *
  * The line "epoch N" on standard input runs one epoch, in an order that depends on N. The answer is
  * one line: the wall time of the epoch [ns], the CPU time of all threads [ns], the number of bytes
@@ -51,8 +52,9 @@ static char **load(const char *file, uint64_t *count) {
 }
 
 static void shuffle(char **paths, uint64_t count, uint64_t seed) {
+    /* The constants are those of Knuth's random number generator MMIX. */
     for (uint64_t i = count; i > 1; i--) {
-        seed = seed * 6364136223846793005ULL + 1442695040888963407ULL; /* Knuth's MMIX */
+        seed = seed * 6364136223846793005ULL + 1442695040888963407ULL;
         uint64_t j = (seed >> 33) % i;
         char *other = paths[j];
         paths[j] = paths[i - 1];

@@ -38,7 +38,7 @@ class Compared(NamedTuple):
 
     loader : the loader's name in loaders.py
     package : the package that must be installed
-    form : the format of the samples, which is the name of their directory
+    form : the format of the samples; the directory of the samples has the same name
     under_monarch : "no" if no daemons run; "hash" if hashes determine the owners of files; "plan"
         if the daemons follow a plan
     """
@@ -60,8 +60,8 @@ COMPARED = {
     "SolarSampler and StagedLoader under Monarch": Compared("solar", "torch", "files", "hash"),
     "DALI under Monarch": Compared("dali", "nvidia.dali", "files", "hash"),
 }
-# Some loaders have a limit on the time of an epoch after the first one. The limit is relative to
-# the time that the source needs to send the dataset.
+# For some loaders, the limit on the time of each epoch after the first one, relative to the time
+# that the source needs to send the dataset.
 MOST = {"local_first": 0.10, "solar": 0.041}
 # A shell script that runs a program with its own /dev/shm, as on a separate node. $1 is an empty
 # directory. $2 is a directory in the old /dev/shm. The program can access $2 at its old path.
@@ -72,8 +72,8 @@ mount --rbind "$1" "$2" && shift 2 && exec "$@"
 
 
 def make_formats(root: Path, plain: Dataset) -> None:
-    """Writes the samples of `plain`, which already exist as files in root/files, also as tar shards
-    and as MDS shards."""
+    """Writes the samples of `plain` again, as tar shards and as MDS shards. The samples already
+    exist as files in root/files."""
     files = len(plain.sizes)
     (root / "tar").mkdir()
     each = -(-files // SHARDS)
@@ -104,7 +104,7 @@ def with_own_shm(argv: list[str], keep: str, place: Path) -> list[str]:
     """Returns a command line that runs `argv` with its own /dev/shm.
 
     keep : an empty directory, on which `place` is mounted while /dev/shm is replaced
-    place : a directory in the old /dev/shm. The command can access it at its old path
+    place : a directory in the old /dev/shm. The command can access `place` at its old path
     """
     return ["unshare", "--mount", "sh", "-c", OWN_SHM, "sh", keep, str(place), *argv]
 
@@ -166,7 +166,7 @@ def epochs_of(bed: Testbed, name: str, cache: int) -> list[float]:
 
 
 def plan_loader(files: int) -> Loader:
-    """Returns the Loader that corresponds to `torch_files` of loaders.py."""
+    """Returns the description of the loader `torch_files` (loaders.py) for the access plan."""
     sampler = DistributedSampler(files, RANKS, seed=SEED)
     return Loader(sampler, RANKS, BATCH, workers=WORKERS, prefetch_factor=2)
 

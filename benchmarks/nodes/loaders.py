@@ -1,9 +1,10 @@
 """One rank of a job that reads a dataset with one of several loaders.
 
-`loaders` in rows.py starts several ranks; benchmarks.loaders.products starts one rank::
+The command for one rank is::
 
     python -m benchmarks.nodes.loaders NAME ROOT RANK RANKS WORKERS BATCH
 
+rows.py (`loaders`) starts several ranks, and benchmarks.loaders.products starts one rank.
 The program prints 0 when it is ready. Each line on its standard input is the number of an epoch to
 run. The answer is the number of bytes read, and the duration of the epoch [ns]. The duration
 includes the loader's work at the beginning of the epoch. The samples are bytes, which are not
@@ -20,10 +21,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SEED = 1
-# The name of the environment variable that contains the size of a rank's cache [bytes], for loaders
+# The name of an environment variable. Its value is the size of a rank's cache [bytes], for loaders
 # that have a cache.
 CACHE_VARIABLE = "MONARCH_BENCHMARK_CACHE"
-# The name of the environment variable that contains the directory in which a loader may cache
+# The name of an environment variable. Its value is a directory in which the loader may cache
 # samples.
 LOCAL_VARIABLE = "MONARCH_BENCHMARK_LOCAL"
 # The number of samples in the shuffle buffer, for webdataset and for tf.data.
@@ -66,7 +67,7 @@ def epochs_of(loader: Any, sampler: Any) -> Loader:
     """Returns a Loader that yields the lengths of the samples.
 
     loader : an iterable over batches
-    sampler : the object on which `set_epoch` is called with the number of each epoch
+    sampler : the object whose `set_epoch` gets the number of each epoch
     """
 
     def epoch(number: int) -> Iterator[int]:
@@ -325,8 +326,8 @@ LOADERS: dict[str, Callable[[Job], Loader]] = {
 
 def main() -> None:
     name, root, *numbers = sys.argv[1:]
-    # Redirect standard output to standard error, so that libraries that print do not disturb the
-    # answers.
+    # Redirect standard output to standard error. Otherwise, text that a library prints would appear
+    # among the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     epoch = LOADERS[name](Job(Path(root), *map(int, numbers)))

@@ -66,7 +66,8 @@ class Run:
     """A run on several nodes with one rank each.
 
     orders : for each epoch, the files that each rank reads
-    hashes : the files' hashes, which determine the owners; None for arbitrary hashes
+    hashes : for each file, the hash that determines the file's owner (the node that reads the file
+        from the source for all others); None for arbitrary hashes
     gone : the nodes that have no daemon
     """
 
@@ -81,8 +82,8 @@ class Run:
         """Simulates daemons that determine the owners of files by hash. These daemons do not know
         which files the ranks will read next. So nothing is prefetched before an epoch, and a
         reading thread requests its next file only when it has finished the previous one."""
-        # The buffer is as large as the dataset, so that no thread ever waits for space in the
-        # buffer.
+        # The simulated staging buffer is as large as the dataset. So no thread ever waits for space
+        # in the buffer.
         scenario = self._scenario(self.dataset.bytes, self.layout.threads)
         found = []
         for number, order in enumerate(self.orders):
@@ -98,9 +99,9 @@ class Run:
         return self._without(job, decision) if self.gone else decision
 
     def _without(self, job: Job, decision: Decision) -> Decision:
-        """Returns `decision`, changed for the nodes that have no daemon (`gone`). All nodes read
-        the files that these nodes would hold from the source. The ranks on these nodes read all
-        files from the source."""
+        """Returns `decision`, changed for the nodes that have no daemon (`gone`). Files that these
+        nodes would hold are read from the source by all nodes. The ranks on these nodes read every
+        file from the source."""
         home = np.full(job.files, PFS, np.int32)
         home[decision.copies.file] = decision.copies.node
         home[np.isin(home, self.gone)] = PFS
@@ -116,13 +117,13 @@ class Run:
         return replace(decision, served=served)
 
     def by_plan(self) -> list[Simulated]:
-        """Simulates daemons that follow a plan. They fetch all files in the order in which the
-        ranks use them, and do not stop at the end of an epoch.
+        """Simulates daemons that follow a plan. The daemons fetch all files in the order in which
+        the ranks use the files, and do not stop at the end of an epoch.
 
         A daemon's staging area holds only files that the node does not keep in its tier. In the
         simulator, all files pass through the staging buffer. So the simulated buffer must be larger
-        than the staging area. Its size is the size of the staging area, divided by the share of the
-        bytes that pass through the staging area (`_foreign`).
+        than the staging area. The size of the buffer is the size of the staging area, divided by
+        the share of the bytes that pass through the staging area (`_foreign`).
         """
         area = self.layout.staging - self.layout.staging // WINDOW_LEAVES
         scenario = self._scenario(area, PEER_THREADS)
@@ -132,8 +133,8 @@ class Run:
         return _epochs(measure(scenario, self._job(scenario, self.orders), decision))
 
     def _foreign(self, decision: Decision) -> float:
-        """Returns a ratio: the number of bytes in reads of files that the rank's own node does not
-        keep, divided by the number of all bytes read."""
+        """Returns for which share of all bytes read the reading rank's own node does not keep the
+        file."""
         sizes = self.dataset.sizes
         kept = np.zeros((len(self.layout.tiers), len(sizes)), bool)
         kept[decision.copies.node, decision.copies.file] = True
@@ -213,8 +214,8 @@ def _epochs(run: Measured) -> list[Simulated]:
 def later_epochs(
     dataset: Dataset, layout: Layout, rates: Rates, epochs: int
 ) -> tuple[float, float]:
-    """Returns two times [s], each of all epochs except the first one together. In the first, hashes
-    determine the owners of files. In the second, the daemons follow a plan."""
+    """Returns two times [s]: with owners by hash, and with daemons that follow a plan. Each time is
+    the total time of all epochs except the first one."""
     orders = [dataset.shares(len(layout.tiers), number) for number in range(epochs)]
     run = Run(dataset, layout, orders, rates)
     hashed, planned = (

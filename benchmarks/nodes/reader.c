@@ -3,12 +3,13 @@
  *
  *   reader THREADS BLOCK
  *
- * The line "epoch LIST COMPUTE" on standard input runs one epoch. LIST is a file of paths; each
- * path ends with a NUL byte. COMPUTE is the time [ns] that a thread sleeps after each file. The
- * answer is one line. It contains four times [ns]: the wall time of the epoch, the CPU time of all
- * threads, the total time of calls that open or read a file, and the longest time of such a call.
- * Then follow the number of bytes read, the number of files that could not be read, and a digest
- * that depends on the value and the position of every byte.
+ * BLOCK is the size of a read [bytes]. The line "epoch LIST COMPUTE" on standard input runs one
+ * epoch. LIST is a file that contains the paths of the files to read; each path ends with a NUL
+ * byte. COMPUTE is the time [ns] that a thread sleeps after each file. The answer is one line. It
+ * contains four times [ns]: the wall time of the epoch, the CPU time of all threads, the total time
+ * of calls that open or read a file, and the longest time of such a call. Then follow the number of
+ * bytes read, the number of files that could not be read, and a digest that depends on the value
+ * and the position of every byte.
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -1,8 +1,9 @@
 """Compares real runs of several nodes with their simulation.
 
-The simulator gets the same files, read orders and hashes as the real run, and the policies that the
-daemons follow (prediction.py). Its rates were measured before the run, without Monarch. No
-parameter is fitted to the real run.
+The simulator gets the same files and hashes of files as the real run, and the same orders in which
+the ranks read the files. It uses the policies that the daemons follow (prediction.py). The rates of
+the source, the links and the tiers were measured before the run, without Monarch. No parameter is
+fitted to the real run.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Replayed:
     """The results of a real run and of its simulation.
 
     real, simulated : the results of each epoch
-    bytes : the number of all bytes that the ranks read in all epochs
+    bytes : the number of bytes that all ranks together read in all epochs
     """
 
     real: list[Simulated]
@@ -77,8 +78,8 @@ class Replayed:
         return max(ratios, key=lambda ratio: abs(ratio - 1))
 
     def apart(self, origin: str) -> float:
-        """Returns the number of bytes that came from an origin in the real run, minus this number
-        in the simulated run. The difference is divided by the number of all bytes read.
+        """Returns how many more bytes came from an origin in the real run than in the simulated
+        run, as a share of all bytes read. The value is negative if the real run had fewer bytes.
 
         origin : "source" or "peers"
         """
@@ -88,8 +89,8 @@ class Replayed:
         return float(real - simulated) / self.bytes
 
     def said(self) -> dict[str, Any]:
-        """Returns the numbers for the JSON: times [s], and the bytes of each origin in each epoch,
-        as shares of all bytes of an epoch."""
+        """Returns the numbers for the JSON: the time of each epoch [s], and the shares of the
+        epoch's bytes that came from the source and from peers."""
         epoch = self.bytes / len(self.real)
         said: dict[str, Any] = {}
         for name, epochs in (("real", self.real), ("simulated", self.simulated)):

@@ -24,9 +24,9 @@ from benchmarks.numbers import Result
 from benchmarks.peers.nodes import Nodes
 
 # SPARE and JUST are sizes of a node's tier, relative to the node's share of the dataset. With
-# SPARE, the tier is larger than necessary. With JUST, the tier is just large enough for the files,
-# their names and their incomplete blocks. STAGING is the size of the staging area, relative to the
-# dataset.
+# SPARE, the tier is larger than necessary. With JUST, the tier is just large enough. It is a little
+# larger than the share, because names of files and partly used blocks need room too. STAGING is the
+# size of the staging area, relative to the dataset.
 SPARE, JUST, STAGING = 1.05, 1.02, 0.04
 EPOCHS = 5
 
@@ -57,7 +57,7 @@ class Rows:
     def testbed(self, layout: Layout, *, linked: bool = False) -> Iterator[Testbed]:
         """Yields a testbed.
 
-        linked : whether the nodes have links of their own
+        linked : whether each node with a daemon gets its own network link, with a limited rate
         """
         run = self.place / "run"
         run.mkdir()
@@ -82,7 +82,7 @@ class Rows:
         print(f"  {what}: {json.dumps(said)}", file=sys.stderr, flush=True)
         self.said.append({"what": what, **said})
 
-    # --- the source once ------------------------------------------------------------------------
+    # --- the first epoch ------------------------------------------------------------------------
 
     def once(self) -> list[Result]:
         """Measures the first epoch on several nodes. The tiers of all nodes together have room for
@@ -124,8 +124,8 @@ class Rows:
     # --- later epochs ---------------------------------------------------------------------------
 
     def configurations(self) -> dict[str, Layout]:
-        """Returns the testbeds that are compared, by their names. Each testbed has four nodes, and
-        the tier of each node has room for a quarter of the dataset."""
+        """Returns a dictionary that maps the name of each compared testbed to its Layout. Each
+        testbed has four nodes. The tier of each node has room for a quarter of the dataset."""
         return {
             "source only": self.layout(4, has_daemons=False),
             "hash": self.layout(4, spare=JUST),
@@ -194,9 +194,9 @@ class Rows:
     # --- waiting --------------------------------------------------------------------------------
 
     def waited(self) -> list[Result]:
-        """Measures the share of opens that find no complete copy. Uses the testbeds of
-        `configurations` that have daemons. For each file, the ranks compute twice as long as they
-        read."""
+        """Measures the share of opens that find no complete copy, on every testbed of
+        `configurations` except the one without daemons. For each file, the ranks compute twice as
+        long as they read."""
         results = []
         for name, layout in self.configurations().items():
             if not layout.has_daemons:
@@ -218,15 +218,15 @@ class Rows:
     # --- balance --------------------------------------------------------------------------------
 
     def balance(self) -> list[Result]:
-        """Measures four ranks that run on one of two nodes. Some files of each rank have no copy on
-        this node, but only on the other node. The number of these missing files differs between the
+        """Measures four ranks, which all run on node 0 of two nodes. Some files of each rank are
+        missing on node 0: only node 1 has a copy. The number of missing files differs between the
         ranks.
 
         There are three variants. In the first, the daemon divides its threads equally among the
         ranks. In the second and third, ranks with more missing files get more threads. In the first
-        and second, all missing files come from the other node, so the few threads that fetch from
-        other nodes are a bottleneck. In the third, the threads that read the source fetch missing
-        files too, so there are enough threads.
+        and second, all missing files come from node 1. Few threads fetch from other nodes, so these
+        threads are a bottleneck. In the third, the threads that read the source fetch missing files
+        too, so there are enough threads.
         """
         results = []
         for name, is_on, fetch, most in (

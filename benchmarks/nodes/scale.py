@@ -43,9 +43,10 @@ PICTURE = Path("docs/img/scale.png")
 NODES = (1, 4, 16, 64, 256, 1024, 4096)
 MIB = 1 << 20
 # FILES is the number of files that a node reads in an epoch, SIZE is the size of a file [bytes],
-# and BATCH is the number of files in a node's batch. The other constants are rates [bytes/s]: of
-# training, of a node's link, of the file system for one client, and for all clients together.
+# and BATCH is the number of files in a node's batch.
 FILES, SIZE, BATCH = 8, 32 * MIB, 4
+# Rates [bytes/s]: of a node's training, of a node's link, of the file system for one client, and of
+# the file system for all clients together.
 COMPUTE, LINK, ONE_CLIENT, ALL_CLIENTS = 1e9, 3e9, 2e9, 50e9
 LABELS = {"hash": "hash", "plan": "plan, 5 epochs"}
 COMPARED = {"source only": "staging-buffer", "hash": "hash", "plan": "planned"}
@@ -145,10 +146,10 @@ def simulated(nodes: int, epochs: int, name: str, *, held: bool) -> Measured:
 
 
 def curves() -> dict[str, dict[str, list[float]]]:
-    """Returns two dictionaries, each with a list for each policy: the times of an epoch after the
-    first one [s], and the shares of the bytes that come from the node's own copies. A list has one
-    value for each number of nodes in NODES. Some lists end earlier, because jobs with more nodes
-    would take too long to simulate."""
+    """Returns two dictionaries, each with a list for each policy. In `seconds`, a value is the mean
+    time of an epoch after the first one [s]. In `local`, a value is the share of the bytes that
+    come from the node's own copies. A list has one value for each number of nodes in NODES. Some
+    lists end earlier, because jobs with more nodes would take too long to simulate."""
     seconds: dict[str, list[float]] = {name: [] for name in COMPARED}
     local: dict[str, list[float]] = {label: [] for label in LABELS.values()}
     for nodes in NODES:

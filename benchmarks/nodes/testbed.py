@@ -79,7 +79,7 @@ class Dataset:
         return int(self.sizes.sum())
 
     def everything(self, ranks: int, epoch: int) -> list[list[int]]:
-        """Returns, for each rank, all files in a random order. Each rank has another order."""
+        """Returns, for each rank, all files in a random order. Each rank has its own order."""
         return [
             np.random.RandomState([SEED, epoch, rank]).permutation(len(self.sizes)).tolist()
             for rank in range(ranks)
@@ -148,7 +148,7 @@ class Layout:
 
     tiers : for each node, the size of its tier [bytes]
     staging : the size of the staging area of each node [bytes]
-    settings : more keys of every node's configuration
+    settings : additional keys and values for the configuration of every node
     planned : the number of epochs in the access plan that the daemons follow; 0 for no plan
     loader : the loader in the plan; None for a loader that reads in the order of `Dataset.shares`
     rank_nodes : for each rank, the node on which it runs; None for one rank on each node
@@ -197,7 +197,7 @@ class Testbed:
         self.place, self.dataset, self.layout, self.links = place, dataset, layout, links
         self.slowsource, self.reader = programs
         self.rate, self.latency_s = rate, latency_s
-        self.scan_s = 0.0  # the time that the scan for the daemons took [s]
+        self.scan_s = 0.0  # the time that the scan of the source took [s]
         self.mounts: list[SlowSource] = []
         self.daemons: list[subprocess.Popen[bytes] | None] = []
         self.ranks: list[Child] = []
@@ -211,8 +211,8 @@ class Testbed:
         with ExitStack() as stack:
             self._stack = stack
             self._mount()
-            # The sessions of all daemons can share this directory. They have different names,
-            # because the daemons have different configurations.
+            # The sessions of all daemons can share this directory. The sessions have different
+            # names, because the daemons have different configurations.
             (self.place / "shm").mkdir()
             if self.layout.has_daemons:
                 self._start_daemons()
@@ -302,8 +302,8 @@ class Testbed:
         self.config(node).write_text(yaml.safe_dump(document))
 
     def _plan(self, node: int) -> Plan:
-        """Returns the access plan for the daemon of `node`. It contains the paths in the node's own
-        mount of the source."""
+        """Returns the access plan for the daemon of `node`. The plan contains paths below the
+        node's own mount of the source."""
         sizes = self.dataset.sizes.tolist()
         names = [Dataset.name(number) for number in range(len(sizes))]
         index = Index.of("files", self.mounts[node].mountpoint, names, sizes)
@@ -371,7 +371,7 @@ class Testbed:
         return status["scanned"] and all(plan["state"] == "following" for plan in plans)
 
     def settle(self) -> None:
-        """Waits until no daemon has fills to do."""
+        """Waits until no daemon has pending fills (copies to make)."""
         wait_until(
             lambda: not any(self.status(node)["pending"] for node in self.alive), "fills", 120
         )
@@ -402,8 +402,8 @@ class Testbed:
         return found
 
     def list_of(self, node: int, order: Sequence[int]) -> Path:
-        """Writes a list of files for a reader on the node. The list contains the paths in the
-        node's own mount of the source."""
+        """Writes a list of files for a reader on the node. The list contains paths below the node's
+        own mount of the source."""
         self._lists += 1
         root = self.mounts[node].mountpoint
         names = [f"{root}/{Dataset.name(number)}" for number in order]

@@ -37,8 +37,7 @@ Times = tuple[float, float, float]
 def transfer(
     place: Path, programs: tuple[Path, Path], link_bits: float, size: int, rounds: int
 ) -> list[Result]:
-    """Measures transfers by daemons. They alternate with transfers by plain sendfile on the same
-    link.
+    """Measures transfers by daemons, alternately with transfers by plain sendfile on the same link.
 
     size : the size of the file [bytes]
     """
@@ -91,9 +90,9 @@ def _cpu_s(bed: Testbed, node: int) -> float:
 
 
 def _ours(bed: Testbed, opener: Child) -> Times:
-    """Measures one transfer by daemons, from the time at which a program opens the file until the
-    copy is complete. No program reads the file during the transfer, so the daemons transfer it
-    block by block."""
+    """Measures one transfer by daemons. The transfer begins when a program has opened the file, and
+    ends when the copy is complete. No program reads the file in the meantime, so the daemons
+    transfer the file block by block."""
     bed.connection(1).ask("clear")
     bed.settle()
     catalog = bed.catalog(1)

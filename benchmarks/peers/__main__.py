@@ -61,7 +61,7 @@ class Ends:
 def per_gib(
     name: str, what: str, times: Sequence[int], n_bytes: int, limit: float | None
 ) -> Result:
-    """Returns a Result: the CPU time per GiB [s], as the median of all rounds.
+    """Returns a Result: the CPU time per GiB [s]. The value is the median of all rounds.
 
     times : the CPU time of each round [ns]
     """
@@ -69,7 +69,7 @@ def per_gib(
     return Result(name, what, "s/GiB", statistics.median(values), limit, rounds=len(values))
 
 
-# The limit on CPU time [s/GiB]. For the sender, it applies to the CPU time minus the time to
+# The limit on CPU time [s/GiB]. For the sender, the limit applies to the CPU time minus the time to
 # compute the GMAC (the message authentication code). For the receiver, the CPU time of the plain
 # receiver is subtracted too.
 OWN_LIMIT = 0.1

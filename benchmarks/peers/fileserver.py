@@ -1,6 +1,6 @@
 """A server that sends single files to peers, for tests and measurements without a catalog.
 
-A daemon does not use this server, because it shares the files of its catalog
+Daemons do not use this server. A daemon's own server shares the files of the daemon's catalog
 (daemon/nodes/serving.py).
 """
 
@@ -23,7 +23,7 @@ __all__ = ["FileServer"]
 
 
 class FileServer(PeerServer):
-    """Shares the files that are passed to it, until the server is closed."""
+    """A server that shares the files that were passed to `share` or `share_filling`."""
 
     def _begin(self, bounds: Any) -> Any:
         self._table: Any = lib.monarch_peer_table_new()
@@ -56,7 +56,7 @@ class FileServer(PeerServer):
 
         sums : (blocks,) the XXH3-64 hash of each block; None if the hashes are not known
         digests : the results of `digest` for all blocks, one after the other. Without them, the
-            server computes a digest for every answer, as it does for a file of the source
+            server computes a digest for every answer
         """
         blocks = -(-file.size // block_bytes)
         if sums is not None and sums.shape != (blocks,):
@@ -113,8 +113,8 @@ class FileServer(PeerServer):
             raise KeyError((file, block))
 
     def withdraw(self, file: FileId) -> None:
-        """Stops sharing a file. Does nothing if the file is not shared. A transfer that is in
-        progress receives the blocks that exist."""
+        """Stops sharing a file. Does nothing if the file is not shared. A transfer that has already
+        begun still gets the blocks that exist."""
         with self._open_table() as table:
             lib.monarch_peer_table_withdraw(table, file.source, file.path_hash)
 

@@ -22,7 +22,7 @@ _TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
 # packets at 1 Gbit/s.
 _BURST = "256kb"
 _QUEUE = "50ms"
-# Returns a new number for each network that this process creates.
+# A counter. Each network that this process creates gets the next number.
 _MADE = count()
 
 
@@ -111,7 +111,7 @@ class Nodes:
                 _set_namespace(home.fileno())
 
     def set_link(self, node: int, *, up: bool) -> None:
-        """Switches a node's link off or on. No process is told."""
+        """Switches a node's link off or on. Processes are not notified."""
         _run("ip", "-n", self._switch, "link", "set", f"p{node}", "up" if up else "down")
 
     def set_rate(self, node: int, rate: str) -> None:

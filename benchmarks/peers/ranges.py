@@ -28,7 +28,7 @@ class FileId:
     FileId on every node.
 
     source : the index of the file's source in the configuration
-    path_hash : the hash, from the catalog, of the relative path and the source
+    path_hash : the file's hash in the catalog; it is computed from the relative path and the source
     size, mtime_ns : the size [bytes] and the modification time [ns] of the file in the source
     """
 
@@ -39,12 +39,13 @@ class FileId:
 
 
 def new_gets(files: Sequence[FileId]) -> npt.NDArray[Any]:
-    """Returns requests, (len(files),) of dtype GET, for complete files.
+    """Returns one request for each file, (len(files),) of dtype GET. A request is for the complete
+    file.
 
-    The caller must set the destination: `memory` (an address), or `to` and `at` (a descriptor and
-    the offset of the first byte in its file). To request only a range of a file, the caller sets
-    `first` and `length` [bytes]. A fetch sets `status`, `received` (the number of bytes with a
-    correct checksum) and `error`.
+    The caller must set the destination: `memory` (an address), or `to` and `at` (the descriptor of
+    a file, and the offset in this file at which the first byte is stored). To request only a range
+    of a file, the caller also sets `first` and `length` [bytes]. A fetch sets `status`, `received`
+    (the number of bytes with a correct checksum) and `error`.
     """
     gets = np.zeros(len(files), dtype=GET)
     gets["source"] = [file.source for file in files]
@@ -57,8 +58,8 @@ def new_gets(files: Sequence[FileId]) -> npt.NDArray[Any]:
 
 
 def fetch_ranges(peer: Peer, gets: npt.NDArray[Any]) -> None:
-    """Fetches ranges, and sets the field `status` of each request. The time limits of `peer` apply.
-    Raises no exception if a range fails. Several threads may fetch from the same peer at the same
+    """Fetches ranges, and sets the field `status` of each request. Raises no exception if a range
+    fails. The time limits of `peer` apply. Several threads may fetch from the same peer at the same
     time.
 
     gets : (n,) of dtype GET, the requests

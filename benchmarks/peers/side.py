@@ -82,12 +82,12 @@ def serve(secret: bytes, host: str, path: Path, small_files: int, small_bytes: i
     threading.Thread(target=send_plainly, args=args, daemon=True).start()
     listener = listen(host)
     server = FileServer(party_of(secret, 0, listener.getsockname()[:2]), listener)
-    # Compute the same checksums and digests as a fill would have recorded.
+    # Compute the digests in advance. A daemon computes them when it makes a copy, and stores them.
     digests = b"".join(server.digest(content[at : at + BLOCK_BYTES]) for at in starts)
     known = np.array(sums, dtype=np.uint64)
     server.share(file_id(0, len(content)), fd, BLOCK_BYTES, known, digests)
     server.share(file_id(1, len(content)), fd, BLOCK_BYTES)
-    # A small file is a single block, so there is one checksum. It has no stored digest.
+    # A small file is a single block, so there is one checksum. No digest of the block is stored.
     small = np.array([xxhash.xxh3_64_intdigest(content[:small_bytes])], dtype=np.uint64)
     for number in range(small_files):
         server.share(file_id(2 + number, small_bytes), fd, BLOCK_BYTES, small)
@@ -164,7 +164,8 @@ class Getter:
         self._fetch(gets)
 
     def _gets(self, size: int, number: int) -> Any:
-        """Returns one request for each block of the file, like those of a fill."""
+        """Returns one request for each block of the file. A daemon sends such requests to make a
+        copy."""
         starts = np.arange(0, size, BLOCK_BYTES)
         gets = new_gets([file_id(number, size)] * len(starts))
         gets["first"] = starts
@@ -192,8 +193,8 @@ def get(secret: bytes, host: str, plain: int, ours: int, place: Path) -> None:
         before, started = cpu_ns(), time.monotonic_ns()
         ways[way](*map(int, numbers))
         answer(time.monotonic_ns() - started, cpu_ns() - before)
-        # Truncate the file, because the next transfer must write to a file without allocated pages,
-        # as a fill does.
+        # Truncate the file. A daemon that makes a copy writes to a file without allocated pages. So
+        # the next transfer must do this too.
         os.ftruncate(getter.file, 0)
 
 

@@ -51,7 +51,8 @@ from monarch_py.policies.view import Decision, Job, Policy
 PARTS = (0.25, 0.5, 0.8)
 NODES = 16
 BATCH = 32
-# SOLAR's smallest dataset: 87,632 samples, 17 GB (its artifact's README and Table 2).
+# The number and the total size of the samples in SOLAR's smallest dataset (from Table 2 of the
+# paper, and from the README of the paper's artifact).
 SOLAR_SAMPLES, SOLAR_BYTES = 87_632, 17_000_000_000
 SOLAR_EPOCHS = 100
 # The rate [bytes/s] at which 8 clients together read the reference file system. The benchmark uses
@@ -71,8 +72,8 @@ def steady_loads(samples: int, results: list[Result]) -> None:
         shown: list[tuple[str, str, Policy, float | None]] = [
             ("hash", "pinning", hashed, 1.02),
             ("belady-shared", "Belady", partial(belady, shared=True), 1.02),
-            # The gap is 10, because a separate read costs about 1 ms. In this time, ten more
-            # samples of 194 KB can be read at 2 GB/s.
+            # A read may include up to `gap` unneeded samples between two needed ones. One more read
+            # would cost about 1 ms. In this time, ten samples of 194 KB can be read at 2 GB/s.
             ("solar", "SOLAR mapping, chunks of 64", Solar(chunk=64, gap=10), 1.02),
             ("lru-shared", "LRU", partial(lru, shared=True), None),
         ]
@@ -87,9 +88,9 @@ def steady_loads(samples: int, results: list[Result]) -> None:
 
 
 def solar_ranks(samples: int, document: dict[str, Any], results: list[Result]) -> None:
-    """Reproduces Fig. 11 of the SOLAR paper for its medium machine: 16 ranks, which together can
-    hold 80 % of a dataset of 321 GB. This dataset is not available, so the function uses a dataset
-    of `samples` samples of equal size instead."""
+    """Reproduces Fig. 11 of the SOLAR paper for the paper's medium machine: 16 ranks, which
+    together can hold 80 % of a dataset of 321 GB. This dataset is not available, so the function
+    uses a dataset of `samples` samples of equal size instead."""
     job = shuffled_job(samples, 16, part=0.8, epochs=4, batch=BATCH)
     rows: dict[str, dict[str, float]] = {}
     for when, named in (("before", "lru"), ("after", "solar")):
@@ -160,8 +161,8 @@ def _saved(
     row[f"seconds_saved_{named}"] = seconds
     part = row["part"]
     text = f"order of epochs, tier holds {part:.0%}: share of {named}'s loads that the order saves"
-    # With optimal eviction (Belady), reordering must save at most 1 %. This is why reordering is
-    # off by default.
+    # Reordering is off by default, because it saves almost nothing with optimal eviction (Belady).
+    # The limit of 1 % checks this.
     limit = 0.01 if named == "belady" else None
     name = f"epoch_order_{named}_{part}"
     results.append(Result(name, text, "share", (plain - ours) / plain, limit))
@@ -221,9 +222,9 @@ def placement(files: int, document: dict[str, Any], results: list[Result]) -> No
 
 def threads(results: list[Result]) -> None:
     """Measures Lobster's Algorithm 1, which distributes threads to the queues of GPUs. The first
-    result is the difference between the longest and the shortest time of a queue, relative to the
-    smallest possible difference. The second result is the time that the algorithm needs for 8
-    GPUs."""
+    result compares the times that the queues take: the difference between the longest and the
+    shortest time, relative to the smallest possible difference. It is the worst of 40 random cases.
+    The second result is the time that the algorithm needs for 8 GPUs."""
     rng, worst = np.random.default_rng(1), 1.0
     for _ in range(40):
         queues = int(rng.integers(2, 5))

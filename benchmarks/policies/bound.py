@@ -28,14 +28,14 @@ def value_of(
 
 
 def bound_of(frequencies: Rows, sizes: Ints, quotas: Ints, seed: int = 0) -> float:
-    """Returns an upper bound on the value of every placement that respects the quotas. The
-    arguments are the same as in `place`."""
+    """Returns an upper bound on the value of every placement in which the files of each node fit
+    into the node's quota. The arguments are the same as in `place`."""
     everything = int(quotas.sum()) >= int(sizes.sum())
     program = Program(frequencies, None, sizes, quotas, everything)
     prices = find_prices(program, np.random.default_rng(seed))
-    # Any prices give a valid bound, and the lowest bound is the best. `find_prices` adds noise to
-    # the values of files. The noise may make the prices too high, by at most `width`. So try lower
-    # prices too.
+    # Any prices of the nodes' room give a valid bound, and the lowest bound is the best.
+    # `find_prices` adds noise to the values of files. The noise may make the prices too high, by at
+    # most `width`. So try lower prices too.
     lower = np.maximum(0, prices.room - prices.width)
     tried = (prices.room, lower, *_at_values(program, prices.room))
     return min(bound(program, each) for each in tried)
@@ -45,13 +45,13 @@ def bound(program: Program, prices: Floats) -> float:
     """Returns an upper bound on the value of any placement. The bound is the sum of price x quota
     over the nodes, plus a term for each file.
 
-    The gain of a file on a node is the file's value on this node, minus the node's price. If the
-    nodes must hold every file, the term of a file is its size times the sum of its positive gains.
-    If the file has no positive gain, the term is its size times its largest gain. If at most one
-    node may hold a file, the term is the file's size times its largest gain, or 0 if this gain is
-    negative.
+    The gain of a file on a node is the file's value on this node, minus the node's price. There are
+    two cases. If every file must have a holder, the term of a file is its size times the sum of its
+    positive gains. If the file has no positive gain, the term is its size times its largest gain.
+    In the other case, each file may have at most one holder. Then the term of a file is its size
+    times its largest gain, or 0 if this gain is negative.
 
-    prices : (nodes,), any values >= 0
+    prices : (nodes,), for each node, the price of a byte of room; any values >= 0
     """
     total = np.zeros(len(program.sizes))
     largest = np.full(len(program.sizes), -np.inf)

@@ -47,8 +47,8 @@ def shuffled_job(
 
 
 def loads_of_ranks(job: Job, decision: Decision, epoch: int) -> npt.NDArray[np.float64]:
-    """Returns how many samples each node loads from the file system in an epoch, (nodes,). Counts
-    also the samples that a node reads only because they lie between samples that it needs."""
+    """Returns how many samples each node loads from the file system in an epoch, (nodes,). This
+    includes samples that the node reads only because they lie between samples that it needs."""
     order = (decision.orders or job.orders)(epoch)
     flat = order.reshape(job.cluster.nodes, -1)
     if decision.served is None:

@@ -2,7 +2,7 @@
 
 The re-creation reproduces the published results for all policies. The authors' simulator deviates
 in several ways from their paper and from a real cluster. The re-creation has the same deviations.
-Each of them is a Behaviour, which can be switched off separately.
+Each deviation is a member of Behaviour, and can be switched off separately.
 """
 
 from benchmarks.published.behaviours import AS_PUBLISHED, Behaviour

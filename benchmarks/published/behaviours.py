@@ -26,7 +26,7 @@ class Behaviour(Enum):
         "policies/PolicyExecutor.py, __init__; dataset/Dataset.py",
     )
 
-    # The performance model, section 4.
+    # The performance model (section 4 of the paper).
     WHOLE_CLASS_FOR_ONE_THREAD = (
         "A thread reads local and remote copies at the rate of all threads of the class together.",
         "A thread reads at its share of the rate of all threads of the class, r_j(p_j) / p_j"
@@ -74,7 +74,7 @@ class Behaviour(Enum):
         "policies/StagingPoolPrefetcher.py, __init__ and fill_buffers",
     )
 
-    # The staging buffer, section 5.2.
+    # The staging buffer (section 5.2 of the paper).
     BATCH_FREED_LATE = (
         "A sample's room in the staging buffer is freed when the next batch begins.",
         "A sample's room is freed as soon as the sample was read.",
@@ -104,7 +104,7 @@ class Behaviour(Enum):
         "policies/BasePolicy.py, _get_maxspeed_remote_buffer_entry",
     )
 
-    # NoPFS, section 5.
+    # The policy NoPFS (section 5 of the paper).
     NOPFS_WITHOUT_PEERS = (
         "NoPFS never prefetches from another node.",
         "NoPFS prefetches from another node if that node is the fastest place that has the file"

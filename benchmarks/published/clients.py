@@ -1,4 +1,4 @@
-"""Logs reads from the parallel file system (PFS), and derives how many nodes read at a time."""
+"""A log of the reads from the parallel file system (PFS), to find how many nodes read at a time."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class ClientLog:
     def _reads_from(self, node: int, now: float) -> bool:
         """Returns whether a search of the logs finds a read at the time `now` or later.
 
-        Like the published simulator, does not search the prefetches of a node if the last logged
-        prefetch is at least WINDOW_S before `now`.
+        As in the published simulator, the log of prefetches is not searched if its last entry is at
+        least WINDOW_S before `now`.
         """
         if self.last_read[node] >= now:
             return True

@@ -30,7 +30,7 @@ from monarch_py.util.units import MIB
 
 __all__ = ["NAMES", "Difference", "compare", "load_records", "scenario_of"]
 
-# The authors' names of their policies.
+# The authors' name of each policy -> the policy's name in POLICIES (run.py).
 NAMES = {
     "Lower Bound": "perfect",
     "Naive": "naive",
@@ -54,7 +54,8 @@ class Difference:
     run : the name of the run
     total : relative difference of the total time
     epochs : the largest relative difference of the time of one epoch
-    shares : the largest absolute difference of a place's share of the bytes
+    shares : the largest absolute difference of a share of the bytes; there is one share for each
+        place from which bytes come
     stall : absolute difference of the mean time that a node waits [s]
     seconds : the simulated total time, and the recorded total time [s]
     was_supported : whether the recorded run has a total time

@@ -58,8 +58,8 @@ def _room(inputs: Inputs, level: int) -> float:
 
 
 def _load(inputs: Inputs, log: ClientLog, node: int, files: Numbers, level: int) -> Floats:
-    """Returns the time at which `node` has copied each file from the PFS to class `level`, (files,)
-    [s]. Assumes that all nodes read from the PFS at the same time."""
+    """Returns, for each file, the time at which `node` has copied the file from the PFS to storage
+    class `level`, (files,) [s]. Assumes that all nodes read from the PFS at the same time."""
     threads = _threads(inputs, level)
     seconds = inputs.speeds.load_seconds(inputs.sizes[files], inputs.speeds.pfs[inputs.nodes])
     ends = thread_ends(seconds, np.zeros(threads))
@@ -68,8 +68,8 @@ def _load(inputs: Inputs, log: ClientLog, node: int, files: Numbers, level: int)
 
 
 def _fitting(inputs: Inputs, first: int, end: int, level: int) -> Numbers:
-    """Returns the files that fit into class `level`. Starts with file `first`, and stops at the
-    first file that does not fit, or at file `end`."""
+    """Returns the files that fit into storage class `level`. Starts with file `first`, and stops
+    before the first file that does not fit, or before file `end`."""
     fill = np.cumsum(inputs.sizes[first:end])
     return np.arange(first, first + np.searchsorted(fill, _room(inputs, level), "right"), dtype="i")
 
@@ -117,7 +117,7 @@ def fill_lbann_preloading(inputs: Inputs, holders: Holders, log: ClientLog) -> l
 
 def fill_lbann_dynamic(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
     """Fills every node's memory during training. A node keeps the first n files that it reads,
-    where n is the number of files in its shard. Training does not wait for this."""
+    where n is the number of files in the node's shard. Training does not wait for the fill."""
     _check_memory(inputs)
     for node, (first, end) in enumerate(inputs.shards()):
         files = inputs.orders[node][: end - first]

@@ -24,15 +24,15 @@ class Holders:
     """
 
     def __init__(self, nodes: int, files: int, rates: list[float], on: Collection[Behaviour]):
-        """Creates empty caches.
+        """Creates the record. At first, no node holds a file.
 
         rates : (classes,) the rates [bytes/s] at which another node's copies are read
         """
         self.level = [bytearray(files) for _ in range(nodes)]
         self.since = [array("d", bytes(8 * files)) for _ in range(nodes)]
         self._rates = rates
-        # For each file, the two holders with the highest node numbers. Two are needed, because the
-        # last holder may itself be the node that requests the file.
+        # For each file, the two holders with the highest node numbers. The second one is needed if
+        # the first one is itself the node that requests the file.
         self._last = array("i", [_NOBODY]) * files
         self._second = array("i", [_NOBODY]) * files
         self._is_last_asked = Behaviour.LAST_HOLDER in on

@@ -31,8 +31,8 @@ def _together(curve: Curve, storage: StorageClass) -> float:
 class Speeds:
     """The rates of one thread [bytes/s] in the performance model of NoPFS (section 4).
 
-    pfs : (clients + 1,) pfs[n] is the rate of one client if n clients read from the PFS at the same
-        time; pfs[0] is unused
+    pfs : (clients + 1,); pfs[n] is the rate of one client if n clients read from the PFS at the
+        same time; pfs[0] is unused
     local : (classes,) the rate of reading a copy on the same node
     remote : (classes,) the rate of reading a copy on another node
     write : the rate of writing into the staging buffer, including preprocessing
@@ -49,7 +49,7 @@ class Speeds:
     def of(cls, scenario: Scenario, on: Collection[Behaviour]) -> Speeds:
         """Returns the rates of a scenario.
 
-        on : the deviations of the published simulator that are reproduced
+        on : the deviations of the published simulator that the re-creation reproduces
         """
         rates = scenario.rates
         clients = np.arange(1, scenario.nodes + 1)
@@ -67,13 +67,13 @@ class Speeds:
             pfs=[0.0, *pfs.tolist()],
             local=local,
             remote=[min(rates.network, rate) for rate in local],
-            # The published model reads and writes a class at the same rate.
+            # In the published model, a storage class is read and written at the same rate.
             write=min(rates.preprocess, _together(staging.write, staging) / staging.threads),
             compute=rates.compute,
         )
 
     def load_seconds(self, sizes: Floats, rate: float) -> Floats:
-        """Returns the time to fetch files of `sizes` at `rate` and write them, (files,) [s]."""
+        """Returns the time to fetch each file at `rate`, and to write it, (files,) [s]."""
         return sizes / self.write + sizes / rate
 
 
@@ -81,7 +81,7 @@ class Speeds:
 class Inputs:
     """The inputs of one run. Policies may replace `orders` with orders of the same length.
 
-    on : the deviations of the published simulator that are reproduced
+    on : the deviations of the published simulator that the re-creation reproduces
     sizes : (files,) the size of each file [bytes], not rounded to whole bytes
     orders : one array (samples,) per node: the files that the node reads in all epochs, in the
         order in which it reads them
@@ -109,7 +109,7 @@ class Inputs:
 
     def shards(self) -> list[tuple[int, int]]:
         """Divides the files into equal parts (shards), one for each node. Returns, for each node,
-        the first file of its shard, and the number after the last file."""
+        the range (first, end) of the files in its shard. File `end` is outside the shard."""
         part = self.files // self.nodes
         ends = [part * (node + 1) for node in range(self.nodes)]
         if Behaviour.SHARDS_LEAVE_A_REST not in self.on:
@@ -118,8 +118,8 @@ class Inputs:
 
 
 def make_inputs(scenario: Scenario, on: Collection[Behaviour]) -> Inputs:
-    """Returns the inputs of a run. Raises ConfigError for features that the published simulator
-    lacks."""
+    """Returns the inputs of a run. Raises ConfigError if the scenario has a feature that the
+    published simulator lacks."""
     _refuse(scenario)
     random = np.random.RandomState(scenario.seed)
     if Behaviour.SHUFFLES_BEFORE_SIZES in on:
@@ -157,8 +157,8 @@ def _orders(
 ) -> tuple[list[Numbers], list[list[int]]]:
     """Returns the values of `Inputs.orders` and `Inputs.starts`. Each epoch is shuffled
     independently. Every full batch is divided equally among the nodes. The last batch of an epoch
-    may be incomplete. Then it is divided unequally, or, if the scenario has `drop_last`, left
-    out."""
+    may be incomplete. If the scenario has `drop_last`, an incomplete batch is left out. Otherwise,
+    the nodes get unequal parts of this batch."""
     nodes, files, batch = scenario.nodes, scenario.dataset.files, scenario.batch_per_rank
     whole, rest = divmod(files, nodes * batch)
     orders: list[list[Numbers]] = [[] for _ in range(nodes)]
@@ -178,12 +178,12 @@ def _orders(
 
 
 def numbers(values: Numbers) -> array[int]:
-    """Returns the values as an array.array, (n,). Reading a single element of it takes a third of
-    the time that a numpy array needs."""
+    """Returns the values as an array.array, (n,). Single elements of an array.array can be read in
+    a third of the time that a numpy array needs."""
     return array("i", np.ascontiguousarray(values, np.int32).tobytes())
 
 
 def floats(values: Floats) -> array[float]:
-    """Returns the values as an array.array, (n,). Reading a single element of it is faster than
-    with a numpy array."""
+    """Returns the values as an array.array, (n,). Single elements of an array.array can be read
+    faster than those of a numpy array."""
     return array("d", np.ascontiguousarray(values, np.float64).tobytes())

@@ -1,6 +1,6 @@
 """The prefetchers of NoPFS (section 5.1), which fill the storage classes (memory, disk) of nodes.
 
-On each node, they first copy the files that the node reads most often.
+The prefetchers of a node first copy the files that the node reads most often.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class ClassPrefetchers:
         self._used = [[0.0] * len(classes) for _ in range(inputs.nodes)]
         # The time [s] at which each thread of a class has fetched all files assigned to it so far.
         self._free = [[np.zeros(c.threads) for c in classes] for _ in range(inputs.nodes)]
-        # For each node, whether another call of `fill` may place files. It is False after a call
-        # that placed no file: then all files are placed, or no class has room for the next file.
+        # For each node, whether another call of `fill` may place files. The value is False after a
+        # call that placed no file: then all files are placed, or no class has room for the next
+        # file.
         self.is_open = [True] * inputs.nodes
 
     def fill(self, node: int) -> None:

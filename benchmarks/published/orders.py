@@ -23,11 +23,12 @@ Numbers = npt.NDArray[np.int32]
 
 
 class RawDraws:
-    """Draws the same integers, one at a time, as numpy's RandomState.randint, but ten times faster.
+    """Draws single random integers. They are the same integers that numpy's RandomState.randint
+    draws, but a draw is ten times faster.
 
-    For each integer, it takes 32 bits from the Mersenne Twister, and keeps only as many bits as the
-    range needs. It rejects values outside the range, and draws again. If the range contains only
-    one number, it draws nothing.
+    A draw takes 32 bits from the Mersenne Twister, and keeps only as many bits as the range needs.
+    A value outside the range is rejected, and another value is drawn. If the range contains only
+    one number, no bits are taken.
     """
 
     CHUNK = 1 << 14
@@ -77,8 +78,8 @@ class Stacks:
 
 
 def _batches(inputs: Inputs) -> list[list[tuple[int, int]]]:
-    """Returns, for every batch and every node, the range (begin, end) of the batch in the node's
-    order."""
+    """Returns, for every batch and every node, where the batch lies in the node's order of reading:
+    a range (begin, end)."""
     ranges = [list(pairwise(starts)) for starts in inputs.starts]
     return [list(parts) for parts in zip(*ranges, strict=True)]
 
@@ -105,8 +106,9 @@ def draw_staged(inputs: Inputs, holders: Holders) -> None:
     ]
     again = Behaviour.STAGING_DRAWS_AGAIN in inputs.on
     _demand_some(parts)
-    # Like the published simulator, draw only numbers below the highest file number that the node
-    # holds, even if this file is outside the node's own part. This highest number is never drawn.
+    # `ends` are exclusive upper limits of the draws. As in the published simulator, the limit of a
+    # node is the highest file number that the node holds. So this file is never drawn. It may lie
+    # outside the node's own part.
     ends = [
         max(int(files[-1]), int(part[0]) + 1)
         for files, part in zip(_held(holders), parts, strict=True)
@@ -131,7 +133,8 @@ def draw_deepio(inputs: Inputs, holders: Holders) -> None:
     _demand_some(held)
     draws = RawDraws(inputs.random)
     stacks = Stacks(held, np.random.RandomState(inputs.random.randint(1 << 31)))
-    # Like the published simulator, never draw the last file of a part.
+    # The bounds of the draws. The upper bound is exclusive, so the last file of a part is never
+    # drawn, as in the published simulator.
     bounds = [(int(files[0]), max(int(files[-1]), int(files[0]) + 1)) for files in held]
     chance = max(nodes - 1, 1) if Behaviour.DEEPIO_LOCAL_CHANCE in on else nodes
     again = Behaviour.DEEPIO_DRAWS_AGAIN in on

@@ -37,15 +37,15 @@ READY, WAITED, DIRECT = 0, 1, 2
 class Policy:
     """The parts of a published policy.
 
-    fill : a function that fills the caches. It returns how long training must wait for this on each
-        node, (nodes,) [s]
+    fill : a function that fills the caches. It returns, for each node, the time that passes before
+        training can start, (nodes,) [s]
     order : a function that changes which samples the nodes read
     from_peers : whether samples may be prefetched into the staging buffer from other nodes
     from_pfs : whether samples may be prefetched into the staging buffer from the PFS
     is_staged : whether samples are prefetched into the staging buffer at all. Prefetching from the
         node's own caches is then always allowed
     is_perfect : whether every sample is available without any delay
-    has_class_prefetchers : whether the caches are filled during training, as NoPFS does (nopfs.py)
+    has_class_prefetchers : whether ClassPrefetchers (nopfs.py) fill the caches during training
     """
 
     fill: Fill | None = None
@@ -76,8 +76,8 @@ def simulate(
 ) -> Result | str:
     """Simulates a policy of POLICIES as the published simulator does.
 
-    on : the deviations of the published simulator from its paper that are reproduced. All other
-        deviations are corrected
+    on : the deviations from the paper that the simulation reproduces. All other deviations of the
+        published simulator are corrected
 
     Returns the result, or, if the policy cannot run in the scenario, a sentence that says why.
     Raises ConfigError for an unknown policy, and for a scenario with a feature that the published
@@ -173,8 +173,8 @@ class Run:
         return times
 
     def _serve(self, node: int, begin: int, end: int, now: float) -> float:
-        """Simulates the requests of `node` for the samples [begin, end) of its order. Returns the
-        time [s] at which the node has processed these samples.
+        """Simulates the requests of `node` for the samples [begin, end) in the node's order of
+        reading. Returns the time [s] at which the node has processed these samples.
 
         now : the time of the first request [s]
         """
@@ -197,8 +197,8 @@ class Run:
         return now
 
     def _prefetch(self, node: int, limit: int, now: float) -> None:
-        """Simulates the prefetching that a request triggers. It fills the storage classes. It also
-        fills the room that the request frees in the staging buffer.
+        """Simulates the prefetching that a request triggers. This prefetching fills the storage
+        classes, and fills the room that the request frees in the staging buffer.
 
         limit : samples before this index are removed from the staging buffer
         """

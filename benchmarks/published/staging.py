@@ -43,7 +43,7 @@ class Buffer:
 
 
 class Staging:
-    """The staging buffers of all nodes. The methods fill and free them.
+    """The staging buffers of all nodes, and the methods that fill the buffers and free room.
 
     from_peers : whether samples may be prefetched from other nodes
     from_pfs : whether samples may be prefetched from the PFS

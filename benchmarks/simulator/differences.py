@@ -33,11 +33,12 @@ from monarch_py.simulator.comparison import compare
 from monarch_py.simulator.result import PLACES, Result
 from monarch_py.simulator.scenario import Scenario
 
-# The runs of these sets are also simulated with each single switch of the re-creation off. There is
-# one small set for each dataset.
+# For the runs of these sets, the re-creation also runs with one switch off at a time. There is one
+# small set for each dataset.
 SWITCHED = ("imagenet1k/stressS3", "mnist/paper")
-# The table lists a switch for a run if switching it off changes the total time by more than the
-# fraction LEAST_TIME, or the share of the bytes from one place by more than LEAST_SHARE.
+# A switch is listed for a run in two cases. First, without the switch, the total time of the run
+# changes by more than the fraction LEAST_TIME. Second, the share of the bytes from one place
+# changes by more than LEAST_SHARE.
 LEAST_TIME, LEAST_SHARE = 1e-3, 0.01
 
 
@@ -59,8 +60,8 @@ def published(scenario: Scenario, policy: str, off: Collection[Behaviour]) -> di
 
 def measure(record: dict[str, Any]) -> dict[str, Any]:
     """Simulates one recorded run in three ways: in the re-creation, in Monarch's simulator, and in
-    the re-creation with all switches off. If the run belongs to a set in SWITCHED, also simulates
-    it in the re-creation with each single switch off."""
+    the re-creation with all switches off. If the run belongs to a set in SWITCHED, the re-creation
+    also simulates it with one switch off at a time."""
     scenario, policy = scenario_of(record), NAMES[record["policy"]]
     there, here = published(scenario, policy, ()), numbers(compare(scenario, [policy])[policy])
     run: dict[str, Any] = {"set": scenario.name, "policy": policy, "there": there, "here": here}
@@ -79,7 +80,7 @@ def measure(record: dict[str, Any]) -> dict[str, Any]:
 
 def single(scenario: Scenario) -> Scenario:
     """Returns the scenario with one thread for each storage class, so that threads share no rate.
-    This thread gets the total rate of all threads of the class."""
+    The rate of the class is then its rate for one thread."""
     classes = tuple(replace(each, threads=1) for each in scenario.classes)
     return replace(scenario, classes=classes)
 
@@ -201,7 +202,7 @@ def cause_rows(runs: Sequence[dict[str, Any]]) -> list[str]:
 def tables(
     runs: Sequence[dict[str, Any]], modelled: Sequence[dict[str, Any]]
 ) -> dict[str, list[str]]:
-    """Returns the tables of the page, by name."""
+    """Returns the lines of each table in the page. The keys are the names of the tables."""
     return {
         "differences": total_rows(runs),
         "causes": cause_rows(runs),

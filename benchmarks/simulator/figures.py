@@ -164,9 +164,9 @@ def machines(scenario: Scenario) -> Iterator[tuple[str, tuple[StorageClass, ...]
 
 
 def grid(part: int, slower: int) -> dict[str, Any]:
-    """Simulates NoPFS on the machines of its figure 9. In the returned document, the field
-    `policies` maps the name of each machine to a result. In other documents, it maps the name of
-    each policy to a result."""
+    """Simulates NoPFS on the machines of figure 9 in the NoPFS paper. In the returned document, the
+    field `policies` maps the name of each machine to a result. In other documents, this field maps
+    the name of each policy to a result."""
     scenario = load_scenario(shipped_scenarios()["nopfs_fig9"])
     results = {}
     for name, classes in machines(scenario):

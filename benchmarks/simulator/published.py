@@ -60,7 +60,7 @@ def measure(task: tuple[dict[str, Any], Collection[Behaviour]]) -> dict[str, Any
 
 
 def rows(measured: list[dict[str, Any]]) -> list[str]:
-    """Returns the table as text."""
+    """Returns the lines of the table."""
     head = f"{'run':58} {'total':>8} {'epochs':>8} {'shares':>8} {'us/access':>17} {'MiB':>13}"
     lines = [head]
     for one in measured:
@@ -83,8 +83,8 @@ def _refused(one: dict[str, Any]) -> str:
 
 def switch_rows(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Simulates all runs with each single behaviour of the published simulator switched off, and
-    then with all behaviours off. Returns the differences of all simulated runs that are not equal
-    to their records."""
+    then with all behaviours off. Returns the differences from the records. Leaves out simulated
+    runs that are equal to their records."""
     worth = []
     one_by_one = {behaviour.name: (behaviour.off, {behaviour}) for behaviour in Behaviour}
     every = {"every one": ("All of them at once.", set(Behaviour))}

@@ -3,8 +3,8 @@
 A training program reads a dataset on a slow source through Monarch. In some runs, the program reads
 each sample when it needs the sample. In other runs, it reads some samples ahead. The benchmark
 measures the rates of the machine as `monarch calibrate` does. It records the order in which the
-program reads the files, and simulates the run with this order. Then it changes the size of the
-tier. The simulation predicts the new times of the epochs, and a new run measures them.
+program reads the files, and simulates the run with this order. Then the benchmark changes the size
+of the tier. The simulation predicts the new times of the epochs, and a new run measures them.
 """
 
 from __future__ import annotations
