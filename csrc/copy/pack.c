@@ -46,7 +46,7 @@ struct window {
     uint64_t at, length; /* in the pack */
     char *bytes;
     unsigned users; /* number of threads that copy from the window */
-    uint32_t left;  /* number of members in the window that orders wait for */
+    uint32_t left;  /* number of members of the window for which orders still wait */
     uint64_t used;  /* value of pack.uses when the window was last used */
 };
 

@@ -1,5 +1,6 @@
-/* Start-time fair queueing (Goyal et al., 1996) of waiting readers, by rank. After a reader of a
- * rank is served, the rank is due again LAP / share later, in virtual time. */
+/* Start-time fair queueing (Goyal et al., 1996) of waiting readers, by rank. When a reader of a
+ * rank was served, the rank is due again after the virtual time LAP / share, so a larger share is
+ * served more often. */
 #include "engine/fair_queue.h"
 
 /* The virtual time from one service of a rank with share 1 to the rank's next service. */

@@ -210,10 +210,10 @@ static void wake(server *s, connection *c) {
 }
 
 /* Increments `wakes`. Returns whether any connection waits. No wake-up is lost, even if another
- * thread has just found no bytes and is about to leave its connection waiting. That thread first
- * increments `waiting`. Then it checks whether `wakes` has changed since it last looked for bytes
- * (hand_back). So either this function sees that the connection waits, or that thread looks for
- * bytes again. */
+ * thread is just leaving its connection waiting because it has found no bytes. To leave it, that
+ * thread increments `waiting`, and then checks whether `wakes` has changed since it looked for
+ * bytes (hand_back). So either this function sees that the connection waits, or that thread sees
+ * the new value of `wakes`, and looks for bytes again. */
 static int has_waiting(server *s) {
     __atomic_fetch_add(&s->wakes, 1, __ATOMIC_SEQ_CST);
     return __atomic_load_n(&s->waiting, __ATOMIC_SEQ_CST) > 0;

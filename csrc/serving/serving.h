@@ -80,10 +80,10 @@ void monarch_holdings_sums(struct monarch_holdings *h, uint64_t copy, const uint
 /* Wakes the waiting requests that need not wait any longer, usually because this node will not fill
  * their files. */
 void monarch_holdings_answer(struct monarch_holdings *h);
-/* Reports the copies that were found rotten since the last call: their bytes have changed since
- * their fills. Returns how many there are. ids: receives the numbers of their entries. words:
- * receives the words that these entries had when the copies were opened, which may have changed
- * since. Both arrays have room for MONARCH_ROTTEN elements. */
+/* Reports rotten copies: copies whose bytes have changed since their fills. Returns how many were
+ * found since the last call. ids: receives the catalog entries of their files. words: receives the
+ * state words of these entries. The words were read when the copies were opened, so the entries may
+ * have other words now. Both arrays have room for MONARCH_ROTTEN elements. */
 uint64_t monarch_holdings_rotten(struct monarch_holdings *h, uint64_t *ids, uint64_t *words);
 /* Closes all connections and joins the server's threads. */
 void monarch_holdings_stop(struct monarch_holdings *h, struct monarch_peer_server *s);

@@ -279,8 +279,8 @@ static int wait_for_word(const struct monarch_wanted *w, uint64_t limit_ns) {
     return 0;
 }
 
-/* Returns how long [ns] the caller may wait until the daemon publishes the copy: the rest of
- * w->limit_ns. If w->limit_ns is at least WHOLE_NS, the result is at most WORD_NS. */
+/* Returns how long [ns] the caller may wait until the daemon publishes the copy: the rest of the
+ * limit w->limit_ns, and at most WORD_NS if the limit is WHOLE_NS or longer. */
 static uint64_t left_for_word(const struct monarch_wanted *w) {
     uint64_t waited = monarch_now_ns() - w->since_ns;
     uint64_t left = waited < w->limit_ns ? w->limit_ns - waited : 0;

@@ -30,9 +30,9 @@ static int stderr_is_what_it_was(void) {
  * because the stack may be small. */
 #define PART_BYTES 1024
 
-/* Returns whether the parent process has probably written the warning already. In a job of many
- * processes, the warning should appear only once. So the result is 1 if the parent's environment
- * contains the library and a configuration. */
+/* Returns whether the parent process has probably written the warning already, so that the warning
+ * appears only once in a job of many processes. This is assumed if the parent runs with the library
+ * too: if its environment names the library and a configuration. */
 __attribute__((noinline)) static int parent_has_warned(void) {
     static const char *const wanted[] = {"MONARCH_CONFIG=", "libmonarch"};
     char path[32], buf[PART_BYTES + 32];
