@@ -15,12 +15,13 @@ def is_loopback(address: str) -> bool:
 
 
 def serving_address(config: Config) -> str:
-    """Returns the address at which the other nodes reach this node.
+    """Returns the address at which the other nodes reach this node. Tries in turn:
+    - `peers.address` of the configuration
+    - the first address of the interface `peers.interface` of the configuration
+    - the first of this node's addresses to which the host's name resolves
+    - the first address of any of this node's interfaces
 
-    If the configuration contains `peers.address`, returns this address. If the configuration
-    contains `peers.interface`, returns the first address of this interface. Otherwise returns the
-    first address of this node's interfaces that is not a loopback address. Addresses to which the
-    host's name resolves are tried first. Returns 127.0.0.1 if all addresses are loopback addresses.
+    The last two steps skip loopback addresses. If no address is left, returns 127.0.0.1.
 
     Raises ConfigError if the configuration names an interface that has no address.
     """
@@ -42,8 +43,8 @@ def serving_address(config: Config) -> str:
 
 
 def _addresses() -> dict[str, list[str]]:
-    """Returns the addresses of each interface that is up, IPv4 first. Link-local addresses are left
-    out, because they are valid only together with the interface's name."""
+    """Returns the addresses of each interface that is up, IPv4 first. Leaves out link-local
+    addresses, which are valid only together with the interface's name."""
     states = psutil.net_if_stats()
     found = {}
     for name, addresses in psutil.net_if_addrs().items():

@@ -37,15 +37,15 @@ class _Outcome:
 
 
 def together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
-    """Runs one step, `work`, on every rank. Returns the results of all ranks, in the order of the
-    ranks. Raises EndError if the step failed on any rank."""
+    """Runs one step, `work`, on every rank. Returns the results in the order of the ranks. Raises
+    EndError if the step failed on any rank."""
     outcome = _Outcome(ranks.names[ranks.rank])
     try:
         outcome.value = work()
     except MonarchError as error:
         outcome.problem, outcome.exit_status = str(error), error.exit_status
-    # An unexpected error must not end this rank here, because the other ranks would wait for this
-    # rank forever. So the error is sent to the other ranks with `gather`.
+    # After an unexpected error, this rank must not end here, because the others would wait for it
+    # forever. So `gather` sends the error to the others.
     except Exception as error:
         traceback.print_exc()
         outcome.problem, outcome.exit_status = f"{type(error).__name__}: {error}", 1

@@ -13,8 +13,8 @@ from monarch_py.util.launcher import Launch
 # file system, and so call MPI_Init late.
 JOIN_LIMIT_S = 120.0
 # Each rank waits APART_S [s] longer than the rank with the next lower number. So one rank reaches
-# its time limit first, and prints a message. The launcher then ends the other ranks before they
-# print the same message. From rank APART_RANKS on, all ranks wait equally long.
+# its time limit first and prints a message. The launcher then ends the others before they print it
+# too. From rank APART_RANKS on, all ranks wait equally long.
 APART_S, APART_RANKS = 1.0, 10
 
 
@@ -23,9 +23,8 @@ def bounded_join(launch: Launch) -> Iterator[None]:
     """Kills this process if the `with` block takes too long. The launcher then ends all other
     ranks.
 
-    A child process watches the time: MPI_Init holds Python's global lock, so no thread or signal
-    handler of Python could run during MPI_Init. The child ends when the `with` block or this
-    process ends.
+    A child process watches the time. A thread or signal handler of Python could not, because
+    MPI_Init holds Python's global lock. The child ends with the `with` block or with this process.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
@@ -41,8 +40,8 @@ def bounded_join(launch: Launch) -> Iterator[None]:
 
 
 def _watch(reading: int, launch: Launch) -> NoReturn:
-    """Runs in the child process: kills the parent process at the time limit. The child also ends
-    when its parent ends, so that it does not keep inherited pipes open."""
+    """Runs in the child process: kills the parent process at the time limit. Also ends when the
+    parent ends, because the child would keep inherited pipes open."""
     try:
         limit_s = JOIN_LIMIT_S + APART_S * min(launch.rank, APART_RANKS)
         parent = os.getppid()
@@ -59,9 +58,9 @@ def _watch(reading: int, launch: Launch) -> NoReturn:
 
 
 def end_with_the_others() -> None:
-    """Ends this process by a signal if MPICH's launcher has started the process. If a rank only
-    called exit() before MPI_Init, this launcher would not notice the exit, and the other ranks
-    would wait for the rank."""
+    """Ends this process by a signal if MPICH's launcher has started it. If the process called
+    exit() before MPI_Init, this launcher would not notice. The other ranks would then wait for this
+    rank."""
     if "PMI_FD" in os.environ:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)

@@ -24,8 +24,8 @@ from monarch_py.peers.server import listen
 from monarch_py.scan.record import Listed, read_record, record_sources
 
 # TURN_LIMIT_S : how long a command waits for the lock `turn` [s]. Another command that starts a
-#     daemon holds this lock until the daemon runs. If the sources must be listed first, this may
-#     take minutes.
+#     daemon holds this lock until the daemon runs. If it must list the sources first, this may take
+#     minutes.
 # TURN_PAUSE_S : the pause between two attempts to acquire the lock [s].
 TURN_LIMIT_S, TURN_PAUSE_S = 300.0, 0.1
 # The number of attempts to reach the other nodes. There are two attempts, because a busy daemon may
@@ -37,7 +37,7 @@ class LocalNode:
     """This rank's node.
 
     record : on rank 0, the list of the sources' files, which `scan` makes; empty on other ranks
-    began : on rank 0, the time at which `scan` began, as a value of time.monotonic() [s]
+    began : on rank 0, when `scan` began, as a value of time.monotonic() [s]
     process : the daemon's process; None until this rank has started the daemon
     lifeline : the writing end of a pipe. The daemon ends when this end is closed. None until this
         rank has started the daemon
@@ -53,9 +53,9 @@ class LocalNode:
         self._shares: Shares | None = None
 
     def take_turn(self) -> None:
-        """Waits until no other command is starting or ending a daemon on this node, and prevents
-        other commands from doing so until `leave_turn` is called. Raises SessionError if the wait
-        takes longer than TURN_LIMIT_S."""
+        """Waits until no other command is starting or ending a daemon on this node. Keeps others
+        from doing so until `leave_turn`. Raises SessionError if the wait takes longer than
+        TURN_LIMIT_S."""
         try:
             config = load_config(self._config_file)
         except MonarchError:
@@ -121,9 +121,8 @@ class LocalNode:
         return [_inode(source.real_path) for source in self._config.sources]
 
     def come_back(self, cluster: Cluster, roots: Sequence[int | None], name: str) -> list[str]:
-        """Starts this node's daemon again, at the address that the running daemons have for it. The
-        daemon lists the sources itself. Returns the problems that the daemon reports, one sentence
-        each.
+        """Starts this node's daemon again, at the address that the running daemons expect. The
+        daemon lists the sources itself. Returns the problems that it reports, one sentence each.
 
         name : the name of a node with a running daemon
         roots : the inode numbers of the sources' directories on that node
@@ -152,9 +151,9 @@ class LocalNode:
         return troubles(self._daemon.ask("status"))
 
     def unreached(self) -> list[dict[str, Any]]:
-        """Returns the nodes that this node's daemon cannot reach. Each element is the dict that the
-        daemon's command `all` returns for one node. Returns [] if this node's daemon does not
-        answer in time, which may happen if thousands of nodes are down."""
+        """Returns the nodes that this node's daemon cannot reach, each as the dict of the daemon's
+        command `all`. If this node's daemon does not answer in time, returns []. This may happen if
+        thousands of nodes are down."""
         silent: list[dict[str, Any]] = []
         with suppress(SessionError):
             for _ in range(LOOKS):
@@ -185,14 +184,14 @@ def _listen_again(host: str, port: int, session: SessionDir) -> socket.socket:
 
 
 def _check_record(config: Config, record: list[Listed], name: str) -> None:
-    """Checks that each source is the same directory on this node as on the node `name`, which has
-    made `record`. Compares the inode numbers on this node with those in `record`. Raises
-    SessionError if a source differs."""
+    """Checks that each source is the same directory here as on the node `name`, which has made
+    `record`. Compares the inode numbers here with those in `record`. Raises SessionError if a
+    source differs."""
     for source, listed in zip(config.sources, record, strict=True):
         samples = [(source.real_path / os.fsdecode(path), ino) for path, ino in listed.samples]
         is_same = _inode(source.real_path) == listed.root_ino
-        # `samples` contains a few files of the source. One file with the recorded inode number is
-        # enough, because other files may have been replaced since the scan.
+        # Files may have been replaced since the scan. So one file of `samples` with the recorded
+        # inode number is enough.
         if not is_same or (samples and all(_inode(file) != ino for file, ino in samples)):
             raise _other_source(source.path, name)
 

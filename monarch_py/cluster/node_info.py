@@ -20,8 +20,8 @@ from monarch_py.peers.server import listen
 from monarch_py.util.processes import boot_id
 
 THOSE_THAT_RUN = "the nodes with running daemons"
-# Hints for settings that may differ between nodes even if the configuration files are equal. A key
-# of this dict is a setting's name up to the first "[": "plan" stands for "plan[0]".
+# Hints for settings that may differ between nodes with equal configuration files. A key is a
+# setting's name up to the first "[": "plan" stands for "plan[0]".
 _MENDS = {"Monarch": "install the same version there", "plan": "give all nodes the same plan"}
 
 
@@ -50,9 +50,8 @@ class NodeInfo:
 
 
 def make_info(config: Config, name: str) -> tuple[NodeInfo, socket.socket | None]:
-    """Returns this node's information, and the socket at which its daemon will listen. The socket
-    is None if a daemon already runs here. Raises ConfigError or SessionError if this node cannot
-    take part."""
+    """Returns this node's information, and the socket at which its daemon will listen; None if a
+    daemon already runs here. Raises ConfigError or SessionError if this node cannot take part."""
     session = SessionDir.of(config.file)
     session.make()
     running, is_current = _running(DaemonConnection(session))
@@ -74,8 +73,8 @@ def make_info(config: Config, name: str) -> tuple[NodeInfo, socket.socket | None
 
 
 def _running(connection: DaemonConnection) -> tuple[str | None, bool]:
-    """Returns the name of the running daemon's cluster, or None if no daemon runs here. Also
-    returns whether the configuration is unchanged since that daemon has read it."""
+    """Returns the name of the running daemon's cluster; None if no daemon runs here. Also returns
+    whether the configuration has stayed unchanged since that daemon read it."""
     try:
         found = connection.ask("where")
     except SessionError:
@@ -84,8 +83,8 @@ def _running(connection: DaemonConnection) -> tuple[str | None, bool]:
 
 
 def _agreed(config: Config) -> dict[str, str]:
-    """Returns the settings that must be equal on all nodes. These settings determine which files
-    the nodes share, and how the nodes identify a file in their requests to each other."""
+    """Returns the settings that must be equal on all nodes. They determine which files the nodes
+    share, and how a node identifies a file in its requests to others."""
     agreed = {"Monarch": __version__, "block_size": f"{config.block_size_bytes} bytes"}
     for i, source in enumerate(config.sources):
         key = f"sources[{i}]"
@@ -95,8 +94,8 @@ def _agreed(config: Config) -> dict[str, str]:
         agreed[f"{key}.min_size"] = f"{source.min_size_bytes} bytes"
         most = source.max_size_bytes
         agreed[f"{key}.max_size"] = "none" if most is None else f"{most} bytes"
-    # Plans decide which node owns a file, that is, reads the file from the source for all nodes. If
-    # one node had a different plan, some files would have no owner, and some would have two.
+    # Plans decide which node owns a file, that is, reads it from the source for all nodes. If one
+    # node had a different plan, some files would have no owner, and some would have two.
     for i, plan in enumerate(config.plans):
         agreed[f"plan[{i}]"] = f"one with the SHA-256 {_digest(plan)}"
     return agreed
@@ -122,8 +121,8 @@ def check_infos(infos: Sequence[NodeInfo]) -> None:
 
 
 def check_members(infos: Sequence[NodeInfo], cluster: Cluster) -> None:
-    """Checks that the ranks are on the same nodes as when the cluster was started. Also checks each
-    node without a running daemon: its settings and quotas must be the same as at that time. If a
+    """Checks that the ranks are on the same nodes as when the cluster was started. On each node
+    without a running daemon, also checks that the settings and quotas are the same as then. If a
     check fails, raises SessionError, with the same words on every rank.
 
     infos : the nodes of this command's ranks;  cluster : the cluster of the running daemons

@@ -1,8 +1,8 @@
 """Brings the daemons of all nodes up together.
 
 One rank (an MPI process) runs on each node. Every rank prepares its node, rank 0 lists the files of
-the sources, and every rank starts its daemon. If some daemons of a cluster run already, the missing
-daemons are started, and rejoin the cluster.
+the sources, and every rank starts its daemon. If some daemons of a cluster run already, only the
+missing daemons are started. They rejoin the cluster.
 """
 
 import os
@@ -32,8 +32,8 @@ class Node:
     """This rank's daemon. The object is made when all daemons are up.
 
     process : the daemon's process; None if the daemon ran already
-    lifeline : the writing end of a pipe. The daemon ends when this end is closed, unless `detach`
-        was called before. None if the daemon ran already
+    lifeline : the writing end of a pipe. If this end is closed before `detach` was called, the
+        daemon ends. None if the daemon ran already
     rank : this node's rank
     names : the names of all nodes, in the order of their ranks
     started : the names of the nodes whose daemons this call has started
@@ -58,12 +58,12 @@ class Node:
 
 
 def bring_up(config_file: Path, launch: Launch) -> Node:
-    """Starts this node's daemon, while all other ranks start the daemons of their nodes. Returns
-    when all daemons are up.
+    """Starts this node's daemon, while all other ranks start theirs. Returns when all daemons are
+    up.
 
     If one rank fails, rank 0 prints the reason, the daemons that this call has started are ended,
-    and all ranks raise SystemExit. A rank that cannot join the others prints the reason itself, and
-    exits.
+    and all ranks raise SystemExit. If a rank cannot join the others, it prints the reason itself,
+    and exits.
     """
     try:
         ranks = Ranks(launch)
@@ -95,8 +95,8 @@ def bring_up(config_file: Path, launch: Launch) -> Node:
 
 
 def _bring_up(ranks: Ranks, here: LocalNode) -> Node:
-    # Two commands may bring up daemons at the same time. If rank 0 of both commands is on the same
-    # node, the second command waits here for the first.
+    # Another command may bring up daemons at the same time. If rank 0 of both commands is on the
+    # same node, the second command waits here for the first.
     together(ranks, here.take_turn if ranks.rank == 0 else lambda: None)
     infos = together(ranks, here.prepare)
     warnings = told_once((info.name, words) for info in infos for words in info.warnings)
@@ -144,8 +144,8 @@ def _start(ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo]) -> list[lis
     """Starts the daemons of all nodes. Returns the problems that each node's daemon reports."""
     together(ranks, here.scan if ranks.rank == 0 else lambda: None)
     ranks.meet()
-    # `meet` returns on all nodes at almost the same moment. So `now` is the same moment on all
-    # nodes, measured with each node's own clock. (The nodes' clocks may differ.)
+    # `meet` returns on all nodes at almost the same moment. So `now` is that moment on each node's
+    # own clock. (The nodes' clocks may differ.)
     now = time.monotonic()
     record, age, secret = ranks.broadcast((here.record, now - here.began, new_secret()))
     cluster = Cluster(ranks.rank, _members(infos), secret, infos[0].agreed)
@@ -155,9 +155,9 @@ def _start(ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo]) -> list[lis
 def _come_back(
     ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo], running: Sequence[int]
 ) -> list[list[str]]:
-    """Starts the missing daemons as members of the running daemons' cluster. The list of the
-    members and the cluster's secret come from the running daemon with the lowest rank. Returns the
-    problems that each node's daemon reports."""
+    """Starts the missing daemons as members of the running daemons' cluster. The running daemon
+    with the lowest rank provides the members and the secret. Returns the problems that each node's
+    daemon reports."""
     first = running[0]
     told = together(ranks, lambda: (here.cluster(), here.roots()) if ranks.rank == first else None)[
         first

@@ -11,9 +11,9 @@ from monarch_py.util.launcher import Launch
 
 T = TypeVar("T")
 
-# The shortest and the longest pause [s] between two polls in `meet`. The ranks poll, because a
-# blocking MPI call would keep a processor busy all the time, and rank 0 may scan for minutes. Each
-# rank makes a blocking call only after all ranks have called `meet`.
+# The shortest and the longest pause [s] between two polls in `meet`. A blocking MPI call would keep
+# a processor busy, perhaps for minutes while rank 0 scans. So each rank makes a blocking call only
+# after all ranks have called `meet`.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0002, 0.02
 HINT = "start each node's daemon separately with --alone"
 
@@ -82,9 +82,9 @@ def _load(launch: Launch) -> Any:
     try:
         import mpi4py
 
-        # The class `Ranks` calls MPI_Init and MPI_Finalize itself, so that MPI starts only where it
-        # is needed, and ends before the process ends. By default, mpi4py would call MPI_Init when
-        # it is imported.
+        # By default, the import of mpi4py would call MPI_Init. `Ranks` calls MPI_Init and
+        # MPI_Finalize itself. So MPI starts only where it is needed, and ends before the process
+        # ends.
         mpi4py.rc(initialize=False, finalize=False)
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

@@ -45,8 +45,8 @@ Action = Callable[[Request], Any]
 
 
 class Control:
-    """Executes the commands that the daemon's user or root sends, until the daemon ends. If the
-    socket's file is unlinked, the daemon ends, because no further command could reach it.
+    """Executes the commands of the daemon's user and of root. The daemon ends if the socket's file
+    is unlinked, because no further command could reach it.
 
     Raises OSError if the socket cannot be made.
     """
@@ -59,9 +59,8 @@ class Control:
         self._socket.listen(BACKLOG)
         self._attended: set[socket.socket] = set()
         daemon.needs(session.socket)
-        # When the daemon ends, these callbacks run in reverse order. `shutdown` wakes the thread
-        # that accepts connections. `close` then resets the connections that the thread has not
-        # accepted.
+        # When the daemon ends, the last callback runs first. `shutdown` wakes the thread that
+        # accepts connections. `close` then resets the connections that are not accepted yet.
         daemon.at_end.callback(self._socket.close)
         daemon.at_end.callback(self._socket.shutdown, socket.SHUT_RDWR)
         # Each of these commands runs completely inside `daemon.deciding()`, between two iterations
@@ -79,8 +78,8 @@ class Control:
             "scan": self._scan,
             "take_back": self._take_back,
         }
-        # These commands run while the loop goes on, because they may wait for a file system or for
-        # another node. Where the loop must pause, they enter `daemon.deciding()` themselves.
+        # These commands may wait for a file system or for another node, so the loop goes on
+        # meanwhile. Where the loop must pause, the command enters `daemon.deciding()` itself.
         self._beside_turns: dict[str, Action] = {
             "status": lambda _: daemon.status(),
             "history": lambda _: daemon.history(),
@@ -96,9 +95,9 @@ class Control:
         threading.Thread(target=self._answer_forever, name="control", daemon=True).start()
 
     def end(self) -> None:
-        """Shuts down the connections of clients that still wait for an answer, so that the clients
-        stop waiting at once. Otherwise their connections would stay open until the last thread of
-        this process ends, and that thread may hang in a source's file system."""
+        """Shuts down the connections of clients that still wait for an answer, so that they stop
+        waiting at once. Otherwise the connections stay open until all threads of this process have
+        ended. A thread may hang in a source's file system."""
         for connection in list(self._attended):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -124,8 +123,8 @@ class Control:
                 time.sleep(ACCEPT_PAUSE_S)
 
     def _take_in(self, connection: socket.socket) -> None:
-        """Executes a command in a separate thread, so that a slow command (`look`, `all`) delays no
-        other command. If no thread can be started, the calling thread executes the command."""
+        """Executes a command in a new thread, so that a slow command (`look`, `all`) delays no
+        other. If no thread can be started, the calling thread executes the command."""
         self._attended.add(connection)
         try:
             threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
@@ -192,8 +191,8 @@ class Control:
         return {}
 
     def _let_go(self, _: Request) -> Request:
-        """Makes the daemon end when no process uses it any more. The command has no effect on a
-        daemon that `monarch run` has started, because such a daemon ends in this case anyway."""
+        """Makes the daemon end when no process uses it any more. A daemon that `monarch run` has
+        started does so anyway."""
         let_go(self._session, self._daemon.stop_now)
         return {}
 
@@ -228,16 +227,16 @@ class Control:
         return {"added": self._daemon.add_source(source)}
 
     def _cluster(self, _: Request) -> Any:
-        """Returns the cluster, including its secret. Only the daemon's user and root can send
-        commands, and both could read the secret in the daemon's memory anyway."""
+        """Returns the cluster with its secret. This reveals nothing new: only the daemon's user and
+        root can send commands, and both can read the daemon's memory."""
         if self._daemon.cluster is None:
             raise SessionError("the daemon of this configuration serves this node alone")
         return msgspec.to_builtins(self._daemon.cluster)
 
     def _scan(self, request: Request) -> Request:
-        """Makes the scan list some directories, with everything below them. Each directory is given
-        as (number of the source, path). Returns whether all listings that were requested so far are
-        complete."""
+        """Makes the scan list some directories and everything below them. The request gives each
+        directory as (number of the source, path). Returns whether all listings that were requested
+        so far are complete."""
         scanner = self._daemon.scanner
         for number, path in request["directories"]:
             scanner.ask_for(int(number), str(path), is_deep=True, is_read=False)
@@ -277,9 +276,9 @@ class Control:
             return {"open": open_files(self._daemon.shared, staging, opened)}
 
     def _look(self, request: Request) -> Request:
-        """Looks up files at the source that the scan has not found yet, and adds these files to the
-        catalog. Returns the entries of all requested paths, with -1 for a path at which there is no
-        file."""
+        """Looks up the requested paths at the source, and adds the files found there to the
+        catalog. The scan may not have found these files yet. Returns the entry for each path; -1 if
+        there is no file."""
         scanner, filler = self._daemon.scanner, self._daemon.filler
         paths = [(int(number), str(path)) for number, path in request["paths"]]
         met = [scanner.look(number, path) for number, path in paths]
@@ -291,9 +290,9 @@ class Control:
             return {"entries": [scanner.find(number, path) for number, path in paths]}
 
     def _compare(self, request: Request) -> Request:
-        """Compares the requested files and directories with the source, in the order of the
-        request, for at most a second. Drops the copies of files that have changed. Returns how many
-        entries were compared, and which files and directories have changed."""
+        """Compares the requested files and directories with the source, in the request's order.
+        Stops after about a second. Drops the copies of changed files. Returns how many entries were
+        compared, and which of them have changed."""
         outdated = self._daemon.filler.outdated
         with self._daemon.deciding():
             catalog = self._daemon.shared.catalog.reader()

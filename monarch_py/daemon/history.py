@@ -21,9 +21,9 @@ COUNTED = (
     "waits",
     "wait_seconds",
 )
-# The history has at most this many points besides the first one. When this number is exceeded,
-# successive points are merged in pairs, and the interval between points doubles. So a daemon that
-# runs for months needs no more memory than one that runs for minutes.
+# The history has at most this many points, not counting the first one. At this limit, neighbouring
+# points are merged in pairs, and the interval between points doubles. So the history needs the same
+# memory, however long the daemon runs.
 MOST_POINTS = 600
 # The interval between points when the daemon starts [s].
 FIRST_INTERVAL_S = 0.1
@@ -39,8 +39,8 @@ class Moment:
     """The counters at a point in time.
 
     seconds : the time since the daemon's start [s];  totals : the counters so far
-    opens : (slots,) how many files programs have opened, one counter for each slot. Each thread
-        increases the counter of one slot; several threads may have the same slot
+    opens : (slots,) for each slot, the number of files that programs have opened. Each thread
+        counts in one slot; several threads may share a slot
     epoch : the present epoch of the plan that the daemon follows, or None
     memory_bytes : how much more memory a RAM tier may use now [bytes]
     """
@@ -56,11 +56,10 @@ class History:
     """A time series of the counters, as totals since the daemon's start.
 
     A point is (seconds since the start, the counters of COUNTED, epoch, readers, memory). `readers`
-    is the number of program threads that were reading. A thread is counted if it has opened a file
-    since the previous point. A thread that reads one file for a long time may open no file between
-    two points. When such a thread opens its next file, `_fill_gaps` adds it to the readers of the
-    earlier points. `memory` is the least amount of memory that was available to a RAM tier since
-    the previous point [bytes].
+    is the number of threads of programs that were reading. At first, only threads that opened a
+    file since the previous point are counted. A thread may read one file over several points;
+    `_fill_gaps` adds it to these points when it opens its next file. `memory` [bytes] is the least
+    that a RAM tier could still use since the previous point.
     """
 
     def __init__(self) -> None:
@@ -81,19 +80,18 @@ class History:
             len(self._points) > 1
             and self._points[-2][1:-1] == self._points[-1][1:-1] == point[1:-1]
         ):
-            # The last two points and the new point differ only in time and memory. The first and
-            # the last point of a period without changes are enough to describe the period. So the
-            # new point replaces the last one.
+            # Nothing but the time and the memory has changed over the last two points and the new
+            # point. The first and the last point describe such a period, so the new point replaces
+            # the last one.
             point = (*point[:-1], min(self._points.pop()[-1], point[-1]))
         self._points.append(point)
         if len(self._points) > MOST_POINTS:
             self._halve()
 
     def _fill_gaps(self, moment: Moment) -> None:
-        """Corrects the number of readers at earlier points. A thread that has opened a file since
-        the last point is assumed to have read since its previous open. So the thread is added to
-        the readers of all points after that previous open, unless the previous open was more than
-        LONGEST_READ_S ago."""
+        """Corrects the number of readers at earlier points. If a thread has opened a file since the
+        last point, it was probably reading since its previous open. So the thread is added to the
+        readers of all points after that open. An open more than LONGEST_READ_S ago is ignored."""
         if self._opens is None:
             self._opened_s = np.full(len(moment.opens), -np.inf)
             return
@@ -120,9 +118,8 @@ class History:
         self._interval *= 2
 
     def told(self, now: Moment) -> dict[str, list[Any]]:
-        """Returns all points, followed by a point for the moment `now`, as a dict with one list for
-        each field. The point for `now` is not stored, so the history does not depend on how often
-        it is requested."""
+        """Returns all points as a dict with one list for each field. The last point describes the
+        moment `now`. That point is not stored, so that requests do not change the history."""
         points = [*self._points, self._point(now)]
         names = ("seconds", *COUNTED, "epoch", "readers", "memory_bytes")
         return {name: [point[i] for point in points] for i, name in enumerate(names)}

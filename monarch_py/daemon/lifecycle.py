@@ -108,10 +108,10 @@ def _told_in_a_sentence() -> Iterator[None]:
 def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = "") -> None:
     """Runs a daemon in this process until SIGTERM, SIGINT, SIGHUP or `monarch stop`.
 
-    kind : how an unused daemon ends (see `orphan`). SHARED: an `OrphanWatch` ends the daemon some
-        time after the last `monarch run` that uses it has ended. AUTOSTARTED: an `IdleWatch` ends
-        the daemon when no process has used it for `idle_exit`. "": the daemon continues to run,
-        unless the command `let_go` starts an `OrphanWatch`
+    kind : how an unused daemon ends (see `orphan`). SHARED: an `OrphanWatch` ends it some time
+        after its last `monarch run` has ended. AUTOSTARTED: an `IdleWatch` ends it after
+        `idle_exit`. "": the daemon does not end, unless the command `let_go` starts an
+        `OrphanWatch`
 
     Raises ConfigError, SessionError or TierError if the configuration, the session or the tiers
     cannot be used.
@@ -129,22 +129,20 @@ def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = 
             session = SessionDir.of(config.file)
             stack.enter_context(_session_lock(session, config.file))
             # The record is a file that tells the preload library whether to start a daemon if none
-            # runs (ipc/record.py). Without `autostart`, no record is needed. But a record of an
-            # earlier daemon must be replaced, because it may tell the library to start a daemon.
+            # runs (ipc/record.py). Without `autostart`, an earlier daemon's record must still be
+            # replaced. Otherwise the library would obey that record, and start a daemon.
             if config.autostart or session.autostart.exists():
                 with contextlib.suppress(OSError, SessionError):
                     write_record(config_file, config, is_alone=True)
             ignore_the_jobs()
-            # Signals that arrive before the daemon is ready are held back until then. Otherwise a
-            # signal could end the daemon during its start, and the tiers would look as if the
-            # daemon had been killed.
+            # Signals are held back until the daemon is ready. If a signal ended the daemon during
+            # its start, the tiers would look as if the daemon had been killed.
             signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
             watch: OrphanWatch | IdleWatch | None = None
             if kind == SHARED:
                 watch = OrphanWatch(session)
-            # How long the scan waits for a program's first open [s]. The wait is short if a program
-            # has started the daemon (AUTOSTARTED), because that program has opened its first file
-            # already.
+            # How long the scan waits for a program's first open [s]. If a program has started the
+            # daemon (AUTOSTARTED), it has already opened its first file, so the wait is short.
             awaits_s = {SHARED: AWAIT_S, AUTOSTARTED: IDLE_S}.get(kind, 0.0)
             daemon = _daemon(config, session, startup, awaits_s=awaits_s)
             if kind == AUTOSTARTED and config.idle_exit_s:
@@ -183,9 +181,9 @@ def _raise_if_lost(daemon: Daemon) -> None:
 
 
 def end_process(status: int = 0) -> NoReturn:
-    """Ends this process after the daemon's loop has ended. Unlike the interpreter's own exit, this
-    function does not wait for threads, because nobody needs their results any more. For example, a
-    thread may still compute where a plan's files are kept, or may hang in a file system."""
+    """Ends this process after the daemon's loop has ended. The interpreter's own exit would wait
+    for threads. Such a thread may hang in a file system, or compute a result that nobody needs any
+    more."""
     logging.shutdown()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
@@ -194,9 +192,9 @@ def end_process(status: int = 0) -> NoReturn:
 
 def _raise_limits() -> None:
     """Raises the soft limits on the address space and on file descriptors. The usual limit on
-    descriptors is low for the sake of programs that use select(). It is too low for a daemon, which
-    has connections to each peer. If the limit cannot be raised, the daemon has fewer
-    connections."""
+    descriptors is low for the sake of programs that use select(). For a daemon, which has
+    connections to each peer, it is too low. If a limit cannot be raised, the daemon runs
+    nevertheless."""
     with contextlib.suppress(OSError, ValueError):
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
@@ -263,9 +261,9 @@ def main() -> None:
 
 
 def _say_last(line: str) -> None:
-    """Writes a line to standard error, which is the log. If the log's file was removed together
-    with the session, also writes the line to syslog and to a new log file, where users look for the
-    reason of the daemon's end."""
+    """Writes a line to standard error, which is the log. If the log's file was removed, also writes
+    the line to syslog and to a new log file. Users look there for the reason of the daemon's
+    end."""
     # The write fails if shared memory, which holds the log, is full.
     with contextlib.suppress(OSError):
         sys.stderr.write(line)

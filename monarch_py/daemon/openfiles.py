@@ -1,8 +1,8 @@
 """Finds which processes have files of a source open, and whether the source or a copy serves them.
 
-Every file descriptor and mapping of every process of this user is examined (/proc/PID/fd and
-/proc/PID/maps). Only /proc and the kernel's caches are read, because a file system may hang. An
-index in the catalog shows to which source file a copy belongs.
+All file descriptors and mappings of this user's processes are examined (/proc/PID/fd and
+/proc/PID/maps). Only /proc and the kernel's caches are read, because a file system may hang. The
+catalog's index of copies shows to which file a copy belongs.
 """
 
 import os
@@ -23,8 +23,8 @@ from monarch_py.util.processes import own_processes
 Opened = tuple[dict[str, Any], int, int]
 # Matches the line of /proc/PID/fdinfo/FD that contains the descriptor's open(2) flags in octal.
 _FLAGS = re.compile(rb"^flags:\s*([0-7]+)", re.MULTILINE)
-# This much of /proc/PID/fdinfo/FD is read [bytes]. The flags are near the beginning of the file.
-# For some kinds of descriptors, long lines follow them.
+# How much of /proc/PID/fdinfo/FD is read [bytes]. The flags are near its beginning. For some kinds
+# of descriptors, long lines follow them.
 _FDINFO_BYTES = 4096
 
 
@@ -32,13 +32,13 @@ def _regular_files(
     process: Path, is_meant: Callable[[str], bool] = lambda _: True
 ) -> Iterator[tuple[int, Any]]:
     """Yields (descriptor, file) for each regular file that a process has open. `file` is a struct
-    monarch_open_file, which is valid only until the next pair is yielded.
+    monarch_open_file. It is valid only until the next pair is yielded.
 
-    is_meant : a function that takes the path /proc/PID/fdinfo/FD of a descriptor, and returns
-        whether the descriptor is to be examined
+    is_meant : a function that takes the path /proc/PID/fdinfo/FD of a descriptor. Returns whether
+        the descriptor is to be examined
     """
-    # Paths are strings here, because Path objects would take three times as long. The time matters:
-    # when the daemon starts, `writers` calls this function for every process of the user.
+    # Path objects would take three times as long as these strings. At the daemon's start, this
+    # function runs for every process of the user.
     home = str(process)
     try:
         names = os.listdir(f"{home}/fd")
@@ -81,8 +81,8 @@ def _mappings(process: Path) -> Iterator[tuple[int, int]]:
 
 
 class _Finder:
-    """Finds the catalog entry to which an open file belongs, and determines whether the open file
-    is the source's own file or a copy of it. Open files are identified by (device, inode)."""
+    """Finds the catalog entry of an open file, which is identified by (device, inode). Determines
+    whether the open file is the source's own file or a copy."""
 
     def __init__(self, shared: Shared, staging: int) -> None:
         self.shared, self.staging = shared, staging
@@ -91,10 +91,9 @@ class _Finder:
             (i, int(control.tier[i].dev)) for i in range(control.tiers) if control.tier[i].usable
         ]
         self.sources = [(i, int(control.source[i].dev)) for i in range(control.sources)]
-        # The catalog's index of copies does not contain short-lived copies: copies in the staging
-        # area, and copies that this daemon has made in tiers with eviction. The dict
-        # `_coming_and_going` maps the (tier number, inode number) of each short-lived copy to the
-        # file's entry.
+        # The catalog's index of copies lacks short-lived copies. These are the copies in the
+        # staging area, and this daemon's copies in tiers with eviction. This dict maps (tier
+        # number, inode number) of each short-lived copy to the file's entry.
         catalog = shared.catalog
         evicting = int(catalog.c.evicting)
         come_and_go = [n for n, _ in self.tiers if n == staging or evicting >> n & 1]
@@ -143,8 +142,7 @@ def all_opened() -> list[Opened]:
 
 
 def open_files(shared: Shared, staging: int, opened: Iterable[Opened]) -> list[dict[str, Any]]:
-    """Returns one dict for each open file that is in the catalog, and for each open copy of such a
-    file.
+    """Returns one dict for each open file that is in the catalog or is a copy of such a file.
 
     staging : the tier number of the staging area
     """
@@ -156,12 +154,12 @@ def writers(devices: set[int]) -> Iterator[tuple[int, int]]:
     """Yields (device, inode) of files on these devices that a process of this user has open for
     writing.
 
-    The daemon must know these files, because the preload library does not see all writes to them.
-    For example, a process may have opened its file before the session began.
+    The preload library does not see all writes to these files. For example, a process may have
+    opened a file before the session began. So the daemon marks these files as changed.
     """
     for process in own_processes():
         for _, file in _regular_files(process, _may_write):
-            # A file without a link was removed, so it is not a file of a source any more. Its inode
-            # number may be reused for a new file, which must not be regarded as open for writing.
+            # A file without a link was removed from its source. Its inode number may later belong
+            # to a new file, which must not be taken for a file that is open for writing.
             if int(file.dev) in devices and file.links:
                 yield int(file.dev), int(file.ino)

@@ -1,15 +1,14 @@
 """Ends an unused daemon that no command will end.
 
-A run is a process of the command `monarch run`. Normally, the last run that uses a daemon ends the
-daemon. An `OrphanWatch` ends the daemon in two other cases: the last run was killed, or the last
-run ended while other processes still used the daemon. An `IdleWatch` ends a daemon that was started
-when the first program of a job opened a file (commands/autostart.py).
+A run is a process of the command `monarch run`. Normally, the last run of a daemon ends the daemon.
+An `OrphanWatch` ends the daemon if the last run was killed. It also does so if other processes
+still used the daemon when the last run ended. An `IdleWatch` ends a daemon that was started by a
+program's first open of a file (commands/autostart.py).
 
-All runs that share a daemon hold a lock (see ipc/shares.py). When a run is killed, the kernel
-releases its lock. But the command that the run has started continues, and may have started further
-processes that use the session. The daemon serves all of these processes, and ends some time after
-the last of them has ended. A separate thread looks for these processes, because reading /proc can
-block while a process waits for a file system.
+All runs of a daemon hold a lock (ipc/shares.py), which the kernel releases if a run is killed. But
+the command of a killed run continues, and may have started other processes. The daemon serves all
+of them, and ends some time after the last of them. A separate thread looks for these processes in
+/proc. Reading /proc can block while a process waits for a file system.
 """
 
 import logging
@@ -33,9 +32,9 @@ LOOK_S = 1.0
 # An `OrphanWatch` ends a daemon that has been unused for this long [s]. It waits this long because
 # the next step of a job may begin after a pause.
 UNUSED_S = 5.0
-# The time for which a daemon may stay unused is divided into this many intervals. An `IdleWatch`
-# makes one check per interval, but at most one check every LOOK_S. More checks would cost too much,
-# because each check reads the mappings of all processes of the user.
+# An `IdleWatch` divides the permitted unused time into this many intervals. It checks once per
+# interval, but not more often than every LOOK_S. Each check is expensive: it reads the mappings of
+# all processes of the user.
 LOOKS = 20
 
 
@@ -100,10 +99,10 @@ class _Watch(ABC):
         return not is_unused or self._shares.has_command()
 
     def _take_over(self) -> bool:
-        """Records that this watch ends the daemon, so that no run has to end it. If a new run has
-        begun, returns False and records nothing. Otherwise returns True. This process then holds
-        the lock `turn` until the process ends, so that no run can start the next daemon before
-        that."""
+        """Records that this watch ends the daemon, so that no run has to end it. Returns True if
+        this was recorded. This process then holds the lock `turn` until its end, so that no run
+        starts the next daemon earlier. If a new run has begun, returns False and records
+        nothing."""
         if not self._shares.try_turn():
             return False
         if self._shares.is_unused() and self._is_ours():
@@ -119,9 +118,9 @@ class _Watch(ABC):
 
 
 class OrphanWatch(_Watch):
-    """Ends a daemon that several `monarch run` commands share, when no run, job or process uses the
-    daemon any more. The constructor records (`Shares.note_daemon`) that the runs share this daemon.
-    It raises OSError if the record cannot be written."""
+    """Ends a daemon that several `monarch run` commands share, once no run, job or process uses it.
+    The constructor records (`Shares.note_daemon`) that the runs share this daemon. It raises
+    OSError if the record cannot be written."""
 
     def __init__(self, session: SessionDir) -> None:
         super().__init__(session, UNUSED_S, LOOK_S)
@@ -150,9 +149,9 @@ def let_go(session: SessionDir, stop: Callable[[], None]) -> None:
 
 
 class IdleWatch(_Watch):
-    """Ends an unused daemon that no command would end. The daemon counts as used if programs have
-    opened any files since the last check, because a program may begin and end between two checks.
-    It also counts as used while it makes copies (for `monarch warm`, or for a plan).
+    """Ends an unused daemon that no command would end. A program may begin and end between two
+    checks. So the daemon counts as used if programs have opened files since the last check. It also
+    counts as used while it makes copies (for `monarch warm`, or for a plan).
 
     idle_s : the daemon ends after it has been unused for this long [s]
     """

@@ -10,55 +10,53 @@ from monarch_py.daemon.plans.manager import PlanManager
 from monarch_py.daemon.scan.pace import LEAST, ScanPace
 from monarch_py.scan.walk import ALL_NAMES
 
-# The doorbell is a futex in shared memory, with which clients wake the daemon's loop. TURN_MS is
-# how long the loop sleeps if the doorbell does not ring [ms]. This time determines how often switch
-# files and recently changed files are checked, and how often the heartbeat is incremented.
+# Clients ring the doorbell, a futex in shared memory, to wake the daemon's loop. If it does not
+# ring, the loop sleeps for TURN_MS [ms]. So TURN_MS is also the interval of the heartbeat, and of
+# the checks of switch files and of recently changed files.
 TURN_MS = 250
-# How long the loop sleeps [ms] after QUIET_TURNS iterations in which the doorbell did not ring. The
-# sleep is long, because an iteration after a sleep is expensive: the processor caches are cold. On
-# a node that only sent files to other nodes, four iterations per second used a fifth of the
-# processor time that sending the files used.
+# How long the loop sleeps [ms] after QUIET_TURNS iterations in which the doorbell did not ring. An
+# iteration after a sleep is expensive, because the processor caches are cold. On a node that only
+# sent files to others, four iterations per second took a fifth of the processor time of sending.
 QUIET_TURN_MS = 1000
 QUIET_TURNS = 8
-# How long the loop sleeps while anything is filled or checked [ms]. An iteration then has three
-# duties. It adapts the number of concurrent reads to the throughput of the sources. It finds the
-# files that readers wait for, because a waiting reader wakes the engine, but not the loop. It
-# counts and records the copies that the engine has published.
+# How long the loop sleeps while anything is filled or checked [ms]. Each iteration then adapts the
+# number of concurrent reads to the sources' throughput. It finds the files that readers wait for: a
+# waiting reader wakes the engine, but not the loop. It also records the copies that the engine has
+# published.
 BUSY_TURN_MS = 50
-# A program usually reads a small file itself and hands over its descriptor. The engine then makes
-# the copy from the descriptor, without the loop. So fills of up to FEW files in use do not shorten
-# the loop's sleep.
+# Up to FEW fills of files in use do not shorten the loop's sleep. The reason is that programs hand
+# over the descriptors of most small files. The engine copies these files without the loop.
 FEW = 16
-# How long the loop sleeps [ms] while programs open files of a plan, or while the scan must soon
-# find more files that can be filled in advance. The time is short, so that the loop soon notices
-# what programs open, and what the scan has found.
+# How long the loop sleeps [ms] while programs open files of a plan, or while fills in advance will
+# soon need more files from the scan. The loop must soon notice what programs open, and what the
+# scan has found.
 FOLLOWING_TURN_MS = 10
 # While the scan waits for a program's first open, the loop checks for that open at this interval
 # [ms]. The open itself rings no doorbell.
 FIRST_OPEN_MS = 5
 # After each iteration the loop rests, to leave the processors to programs.
-# REST : the rest lasts this many times as long as the iteration, up to a maximum. Then the loop
-#     rests once more for the same time if `may_rest_on` allows it.
-# MOST_REST_S : the usual maximum of the rest [s]. It is so short that readers do not consider the
+# REST : the rest lasts this many times as long as the iteration, up to a maximum. If `may_rest_on`
+#     allows it, the loop then rests once more for the same time.
+# MOST_REST_S : the usual maximum of the rest [s]. With a longer rest, readers might consider the
 #     daemon dead.
 # SHORT_REST_S : the maximum if work is left, or if programs follow a plan [s].
-# NAMES_REST : used while fills in advance must wait for the scan, because almost all files that the
-#     scan has found are filled. Let t be the time until all files found so far are filled. The
-#     maximum is then t, but at least SHORT_REST_S and at most MOST_REST_S. The minimum is
-#     NAMES_REST * t or LONG_REST_S, whichever is less. Without a minimum, each batch of files from
-#     the scan would start an iteration, even while many files are left to fill.
+# NAMES_REST : used while fills in advance must wait for the scan, because almost all files that it
+#     has found are filled. Let t be the time until all of these are filled. The maximum of the rest
+#     is then t, but not less than SHORT_REST_S, and not more than MOST_REST_S. The minimum is
+#     NAMES_REST * t, but not more than LONG_REST_S. Without a minimum, each batch of files from the
+#     scan would start an iteration.
 # REST_BACK, LONG_REST_S : these replace REST and MOST_REST_S [s] if an iteration costs programs
 #     more time than it saves. There are three such cases. First, the engine runs fewer background
-#     fills (`Engine.stands_back`). Second, programs hardly wait for the sources. Third, programs
-#     have opened only copies during the rest so far, and no file was filled. The last two cases
-#     apply only if no work is left and no plan is followed.
-# NAP_S : the first part of the rest, which is never cut short [s]. The remaining part ends as soon
-#     as the engine has work that only the loop can do, for example a fill that a reader waits for.
+#     fills (`Engine.stands_back`). Second, programs hardly wait for the sources. Third, during the
+#     rest so far, programs have opened only copies, and no file was filled. The second and third
+#     case apply only if no work is left and no plan is followed.
+# NAP_S : the first part of the rest, which is never cut short [s]. The other part ends early if the
+#     engine has work for the loop, for example a fill that a reader waits for.
 REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
 REST_BACK, LONG_REST_S, NAMES_REST = 30, 0.1, 1 / 4
-# Programs are regarded as waiting for the sources if their opens at the sources take longer than
-# this on average [s]. Only then does the loop shorten its rest to fill files in advance. If the
-# sources answer sooner, as a local disk does, programs need the processors more than the loop does.
+# If an open at the sources takes longer than this on average [s], programs are regarded as waiting
+# for the sources. Only then does the loop shorten its rest to fill files in advance. With fast
+# sources, such as a local disk, programs need the processors more.
 WORTH_HASTE_S = 100e-6
 
 
@@ -76,7 +74,7 @@ def rest_after(took_s: float, names_last_s: float, *, is_short: bool) -> float:
 
     took_s : duration of the iteration [s]
     names_last_s : how soon all files that the scan has found will be filled [s]; infinite if fills
-        in advance do not wait for the scan to find more files
+        in advance do not wait for the scan
     is_short : whether work is left, or programs follow a plan
     """
     if is_short:
@@ -90,13 +88,13 @@ def rest_after(took_s: float, names_last_s: float, *, is_short: bool) -> float:
 def may_rest_on(
     rest_s: float, names_last_s: float, orders: int, filled: int, *, is_more: bool
 ) -> bool:
-    """Returns whether the loop may rest once more for the same time. Instead, the loop must run at
-    once if the engine would otherwise run out of orders, or fill all files that the scan has found.
+    """Returns whether the loop may rest once more for the same time. It must not rest if the engine
+    would then run out of orders, or would fill all files that the scan has found.
 
     rest_s : duration of the rest that has just ended [s];  names_last_s : as in `rest_after`
     orders : the engine's number of orders when that rest began
     filled : how many files were filled during that rest
-    is_more : whether there are more files to be filled in advance, whose fills are not ordered yet
+    is_more : whether more files are to be filled in advance, whose fills are not ordered yet
     """
     return 2 * rest_s <= names_last_s and not (is_more and orders < 2 * filled)
 
@@ -104,8 +102,8 @@ def may_rest_on(
 class Pacing:
     """The pace of the daemon's loop and of its scan.
 
-    awaits_s : for how long the scan waits for a program's first open (see ScanPace) [s]
-    is_stopping : a function that returns whether the loop is to end; the loop then does not sleep
+    awaits_s : how long the scan waits for a program's first open (see ScanPace) [s]
+    is_stopping : a function that returns whether the loop is to end; if so, the loop does not sleep
     """
 
     def __init__(
@@ -124,7 +122,7 @@ class Pacing:
         # Whether the scan runs without a limit, whatever programs do.
         self._is_urgent = False
         # How soon all files that the scan has found will be filled [s]. Infinite if fills in
-        # advance do not wait for the scan to find more files.
+        # advance do not wait for the scan.
         self._names_last_s = math.inf
         # Whether the last iteration has left work: more than FEW fills of files in use, or any
         # other unfinished work.
@@ -133,9 +131,9 @@ class Pacing:
     # --- the scan ----------------------------------------------------------------------------
 
     def pace_scan(self) -> None:
-        """Limits how far the scan may run ahead of the job. There is no limit if the complete scan
-        is needed (for a plan, for a command, or in a cluster), without `prefetch: auto`, or while
-        the scan finds copies of earlier sessions."""
+        """Limits how far the scan may run ahead of the job. There is no limit in three cases: a
+        plan, a command or a cluster needs the complete scan; `prefetch: auto` is off; the scan
+        finds copies of earlier sessions."""
         ahead, totals = self._ahead, self._shared.totals()
         allowed = self._scan_pace.step(
             time.monotonic(),
@@ -166,10 +164,9 @@ class Pacing:
     # --- the loop ----------------------------------------------------------------------------
 
     def rest(self, took_s: float, *, busy: bool) -> bool:
-        """Sleeps after an iteration, to leave the processors to programs. To clients, the loop
-        seems to be awake during this sleep, so they do not ring the doorbell. The sleep ends early
-        if the engine has work that only the loop can do (see `Engine.rest`). Returns whether there
-        is such work.
+        """Sleeps after an iteration, to leave the processors to programs. Clients regard the loop
+        as awake meanwhile, so they do not ring the doorbell. If the engine has work for the loop
+        (see `Engine.rest`), the sleep ends early. Returns whether there is such work.
 
         took_s : duration of the last iteration [s]
         busy : whether the last iteration has left work undone
@@ -207,10 +204,9 @@ class Pacing:
         """Sleeps until the doorbell has rung more often than `rung` times, but for at most wait_ms
         [ms]. Returns how often the doorbell has rung by now.
 
-        While the scan waits for a program's first open (`_awaits_open`), the sleep also ends when
-        programs wait for the sources. If the first opens show that programs hardly wait for the
-        sources, the sleep lasts longer, because an iteration would cost programs more time than it
-        saves.
+        While the scan waits for a program's first open (`_awaits_open`), the sleep ends early if
+        programs wait for the sources. If the first opens show that programs hardly wait, the sleep
+        lasts longer. An iteration would then cost programs more time than it saves.
 
         rung : how often the doorbell had rung at the last call
         """

@@ -21,17 +21,17 @@ from monarch_py.storage.tiers import Tier
 READ_EVERYTHING = 1 << 1 | 1 << 2
 # The names of a client's counters, in the order of the fields of struct monarch_stats.
 COUNTERS = [name for name, _ in ffi.typeof("struct monarch_stats").fields if name != "unused"]
-# Clients set bits in three bitmaps: for files that they have opened, files that are to be filled,
-# and files that they have read to their end. At most this many files are taken from each bitmap in
-# one iteration of the loop.
+# In three bitmaps, clients mark files: files that they have opened, files to be filled, and files
+# that they have read to their end. One iteration of the loop takes at most this many files from
+# each bitmap.
 TAKEN = 65536
 
 
 def close_old_session(session: SessionDir) -> None:
     """Marks a dead daemon's segments as closed, and removes them.
 
-    The mark makes attached clients switch to the new segments. Without the mark, these clients
-    would keep recording changes in the old segments, which no daemon reads.
+    The mark makes attached clients switch to the new segments. Otherwise they would keep recording
+    changes in the old segments, which no daemon reads.
     """
     with contextlib.suppress(OSError):
         old = Segment.open(session.control, writable=True)
@@ -44,9 +44,9 @@ def close_old_session(session: SessionDir) -> None:
 
 
 def _put(room: Any, text: bytes) -> int:
-    """Writes a path with its NUL into an array of a segment. Returns the path's length. Raises
-    OSError for a path that is too long, and never writes past the end of the array. (The paths of a
-    validated configuration always fit.)"""
+    """Writes a path with its NUL into an array of a segment. Returns the path's length. If the path
+    does not fit, raises OSError and writes nothing. (The paths of a validated configuration always
+    fit.)"""
     if len(text) >= len(room):
         raise OSError(errno.ENAMETOOLONG, f"longer than {len(room) - 1} bytes", os.fsdecode(text))
     room[0 : len(text) + 1] = text + b"\0"
@@ -55,15 +55,15 @@ def _put(room: Any, text: bytes) -> int:
 
 def _reads_everything() -> bool:
     """Whether this process may read files regardless of their modes. If so, clients without that
-    privilege get no copies, because a copy's mode does not show who may read the source file."""
+    privilege get no copies: a copy's mode does not show who may read the source file."""
     lines = Path("/proc/self/status").read_text().splitlines()
     effective = next((int(line[7:], 16) for line in lines if line.startswith("CapEff:")), 0)
     return bool(effective & READ_EVERYTHING)
 
 
 class Shared:
-    """The segments of a session. The session's state is STARTING at first. After `serve`, clients
-    can attach to the segments. `close` makes the clients detach.
+    """The segments of a session. The session's state is STARTING until `serve` lets clients attach.
+    `close` makes the clients detach.
 
     Raises OSError (ENOSPC) if shared memory has no room for the segments.
     """
@@ -93,9 +93,9 @@ class Shared:
         self._clients.publish()
         self._control.publish()
         self.catalog = Catalog(session, ffi.addressof(self.control, "generation"))
-        # The modification time of each copy in the staging area contains the number of the file's
-        # entry, and a stamp (monarch_stamp). `stamped` is the tier number of the staging area plus
-        # 1, because 0 means no tier.
+        # In the staging area, the modification time of a copy contains a stamp and the number of
+        # the file's entry (monarch_stamp). `stamped` is the area's tier number plus 1, because 0
+        # means no tier.
         self.catalog.c.stamped = len(config.tiers) + 1
         self.catalog.c.evicting = sum(1 << number for number in config.evicting)
         self.catalog.c.salt = secrets.randbits(64)
@@ -130,7 +130,7 @@ class Shared:
             _put(slot, os.fsencode(switch) if switch else b"")
 
     def put_source(self, number: int, source: SourceConfig) -> None:
-        """Writes a source's description into shared memory. Clients ignore the description until
+        """Writes a source's description into shared memory. Clients ignore it until
         `control.sources` is greater than the source's number. Raises OSError if the source cannot
         be examined."""
         slot, found = self.control.source[number], source.real_path.stat()
@@ -140,9 +140,9 @@ class Shared:
         slot.alias_len = 0 if alias == path else _put(slot.alias, alias)
 
     def count_source(self, number: int, fd: int) -> None:
-        """Publishes a source to running clients, after `put_source` has written the source's
-        description. The number of sources is increased last, so that clients see no source without
-        a description. The call of `ring` acts as a memory barrier before the increase.
+        """Publishes a source to running clients. Call `put_source` first. The number of sources is
+        increased last, so that clients see no source without a description. Before the increase,
+        `ring` acts as a memory barrier.
 
         fd : a descriptor of the source's root
         """
@@ -168,9 +168,8 @@ class Shared:
         self.control.tiers = len(tiers)
 
     def hide_tier(self, number: int) -> None:
-        """Clears this tier's path, so that clients open nothing in the tier any more, even if the
-        catalog still lists copies there. Open descriptors of the tier's copies are still recognized
-        as copies."""
+        """Clears this tier's path. Clients then open nothing in the tier any more, even if the
+        catalog still lists copies there. They still recognize the tier's open copies as copies."""
         self.control.tier[number].path = b""
 
     def serve(self) -> None:
@@ -196,9 +195,9 @@ class Shared:
             socket.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             os.close(self._changes_fd)
-        # The file `stopped` shows clients that the daemon has ended properly. Without the file,
-        # clients would warn that no daemon runs. If the file contains "asked", a user has stopped
-        # the daemon, and attached clients do not start a new one.
+        # The file `stopped` shows clients that the daemon has ended properly. Without it, clients
+        # would warn that no daemon runs. If the file contains "asked", a user has stopped the
+        # daemon, and attached clients start no new one.
         with contextlib.suppress(OSError):
             stopped = open_private(self.session.stopped, os.O_WRONLY)
             if self.was_asked_to_stop:
@@ -210,22 +209,22 @@ class Shared:
         return *own, self.catalog.segment
 
     def lost(self) -> Path | None:
-        """Returns the path of a segment that has been unlinked; None if all segments still have
-        their names. While a segment's name is missing, no further client can attach, and attached
-        clients do not notice a new daemon."""
+        """Returns the path of a segment that has been unlinked; None if no segment has. Without
+        that path, no further client can attach, and attached clients do not notice a new daemon."""
         return next((s.path for s in self._segments() if not s.is_linked()), None)
 
     def take_changes(self) -> None:
-        """Reads which files have been changed by processes that cannot map the segments, and marks
-        these files as changed. Such processes write to the session's file `changes`."""
+        """Marks files as changed that processes without access to the segments have changed. These
+        processes report their changes in the session's file `changes`."""
         if self.clients.told:
             lib.monarch_take_changes(
                 self.clients, self.control, self.catalog.c, self._changes_fd, self._changes_taken
             )
 
     def changed(self, ids: Ids) -> Bools:
-        """Returns whether a client has changed each of the files `ids`, (n,). Clients record
-        changed files in a Bloom filter, so the result is also True for a few unchanged files."""
+        """Returns an array (n,): for each of the files `ids`, whether a client has changed it.
+        Clients record changed files in a Bloom filter, so the result is also True for a few
+        unchanged files."""
         flags, given = np.zeros(len(ids), dtype=np.uint8), (self.clients, self.control)
         lib.monarch_find_changed(*given, self.catalog.c, len(ids), pointer(ids), pointer(flags))
         return flags.astype(bool)
@@ -237,19 +236,19 @@ class Shared:
 
     def take_opened(self) -> Uints:
         """Returns the entries of the files that clients have opened for reading since the last
-        call, (n,). It is not known how often and in which sequence they were opened."""
+        call. The array (n,) shows neither how often nor in which order they were opened."""
         if not self.control.follow_opens:
             return NO_IDS
         return self._take(self.clients.opened)
 
     def take_wanted(self) -> Uints:
-        """Returns the entries of files that had no copy when programs opened them, (n,). Only opens
-        since the last call are considered."""
+        """Returns an array (n,): the entries of files that had no copy when programs opened them.
+        Only opens since the last call are considered."""
         return self._take(self.clients.wanted)
 
     def take_read(self) -> Uints:
-        """Returns the entries of files that programs have read to their end since the last call,
-        (n,). Files that had a copy when they were opened are left out."""
+        """Returns an array (n,): the entries of files that programs have read to their end since
+        the last call. Files that had a copy when they were opened are left out."""
         return self._take(self.clients.read)
 
     def _take(self, bits: Any) -> Uints:
@@ -264,9 +263,8 @@ class Shared:
         return {"opens": totals["hits"] + totals["misses"], **totals}
 
     def opens_by_slot(self) -> Uints:
-        """Returns how many files programs have opened, one counter for each slot,
-        (MONARCH_STAT_SLOTS,). Each thread increases the counter of one slot; several threads may
-        have the same slot."""
+        """Returns how many files programs have opened, as an array (MONARCH_STAT_SLOTS,). Each
+        thread counts in one slot. Several threads may share a slot."""
         hits, misses = COUNTERS.index("hits"), COUNTERS.index("misses")
         return np.asarray(self._stats[:, hits] + self._stats[:, misses])
 
@@ -277,16 +275,16 @@ class Shared:
         return totals["source_opens"], totals["source_open_ns"] / 1e9
 
     def scan_hints(self, stuck: dict[int, int]) -> dict[tuple[int, str], bool]:
-        """Returns the files that clients have opened and that were not in the catalog at that time.
-        A key of the result is (source, relative path). The value is True if a program has read so
-        much of the file that the file is worth a copy.
+        """Returns the files that were not in the catalog when clients opened them. A key of the
+        result is (source, relative path). The value is True if a program has read enough of the
+        file to make a copy worthwhile.
 
-        Clients write the paths of these files into slots in shared memory. A ticket identifies each
-        use of a slot.
+        Clients write the paths of these files into slots in shared memory. Each use of a slot has a
+        ticket, a number of its own.
 
-        stuck : the slots that clients were writing at the last call, each with its ticket; this
-            call updates the dict. If a slot still has the same ticket and is still being written,
-            the client is regarded as dead, and the slot is freed.
+        stuck : the slots that clients were writing at the last call, each with its ticket. This
+            call updates the dict. If a slot is still being written under the same ticket, its
+            client is regarded as dead, and the slot is freed
         """
         found: dict[tuple[int, str], bool] = {}
         for i in np.flatnonzero(self._tickets & np.uint64(3)).tolist():

@@ -44,10 +44,9 @@ log = logging.getLogger("monarch.daemon")
 
 # The time between two checks of whether files of the session were removed [s].
 LOOK_S = 0.5
-# During an iteration of the loop, the engine is not allowed to order fills on its own. If an
-# iteration takes longer than this time [s], the engine gets the permission for a moment between two
-# parts of the iteration. A shorter time would cost too much, because the free room of all tiers is
-# computed for each such moment.
+# During an iteration of the loop, the engine may not order fills. If an iteration takes longer than
+# this time [s], the engine gets a brief permission between two parts of the iteration. A shorter
+# time would cost too much, because each permission requires computing the free room of all tiers.
 LET_S = 0.001
 
 
@@ -55,12 +54,12 @@ class Daemon:
     """The daemon of one session. The constructor prepares everything. `run` then serves clients
     until `stop_soon` is called.
 
-    The constructor raises ConfigError for a plan that cannot be followed, TierError if no tier can
-    be used, and OSError if shared memory is full.
+    The constructor raises ConfigError if a plan cannot be followed, TierError if no tier can be
+    used, and OSError if shared memory is full.
 
-    awaits_s : for how long the scan waits for a program's first open (see ScanPace) [s]
+    awaits_s : how long the scan waits for a program's first open (see ScanPace) [s]
     stays : whether the daemon continues to run while no process uses it
-    lost : the session file whose removal has ended the daemon; None if no file was removed
+    lost : the session file whose removal has ended the daemon, or None
     at_end : callbacks that run at the end, before the daemon's parts are closed
     """
 
@@ -130,14 +129,14 @@ class Daemon:
         self._names: dict[Path, FileId | None] = {session.lock: id_of(session.lock)}
         self._lost_tiers: list[tuple[int, str]] = []
         self.at_end.callback(TierWatch(self.tiers, self._lose_tier).close)
-        # The first call of np.unique imports modules. It is made here, because the loop may later
-        # have no free file descriptor and no time for the imports.
+        # The first call of np.unique imports modules. In the loop, there might be no free file
+        # descriptor and no time for these imports.
         np.unique(NO_IDS)
 
     def add_source(self, source: SourceConfig) -> bool:
         """Adds a source, which shares the tiers' quotas with the other sources. Any thread except
-        the loop's may call this method. Returns False if the daemon already serves the source, or
-        another source that contains it. Raises SessionError if the source cannot be added."""
+        the loop's may call this method. Returns False if the daemon already serves the source or a
+        directory above it. Raises SessionError if the source cannot be added."""
         with self._one_source:
             # These checks access file systems, which may be slow. So they run while the loop
             # continues.
@@ -192,10 +191,10 @@ class Daemon:
         self._names[path] = id_of(path)
 
     def _mark_open_for_writing(self, coming: Path | None = None) -> None:
-        """Marks files as changed if a process of this user has them open for writing. Only files on
-        the file systems of the sources are marked.
+        """Marks files on the sources' file systems as changed if a process of this user has them
+        open for writing.
 
-        coming : a new source; if this is given, only the file system of this source is examined
+        coming : a new source; if given, only the file system of this source is examined
         """
         control = self.shared.control
         devices = {int(control.source[i].dev) for i in range(control.sources)}
@@ -232,7 +231,8 @@ class Daemon:
     def deciding(self) -> Iterator[None]:
         """Returns a context in which only the calling thread decides what is filled, published and
         dropped. Meanwhile, other threads wait for such a context, and the engine orders no fill on
-        its own. Raises SessionError if the daemon is ending, because its parts are closed then."""
+        its own. If the daemon is ending, raises SessionError, because the daemon's parts are closed
+        then."""
         with self._lock:
             if self.is_closed:
                 raise SessionError("the daemon is ending")
@@ -255,9 +255,8 @@ class Daemon:
         self._let_engine_order()
         wanted = np.concatenate([self.scanner.take_hints(), *self._meet_read()])
         self.filler.checks.adopt_found()
-        # `wanted` contains the entries of files that were not in the catalog when programs opened
-        # them. These files are filled only if the configuration requests a fill for every opened
-        # file.
+        # `wanted` contains files that were not in the catalog when programs opened them. They are
+        # filled only if the configuration requests a fill for every opened file.
         if self.config.prefetch != "none" and not self.config.fill_after:
             self.filler.requests.want(wanted)
         self._take_opened(wanted)
@@ -277,8 +276,8 @@ class Daemon:
             more |= self.filler.feed()
         self.plan_manager.step()
         self.ranks.step(self.plan_manager.due_bytes)
-        # The calls above may have dropped copies. Their removal is ordered in the same iteration,
-        # because readers may wait for the room that the copies occupy.
+        # The calls above may have dropped copies. Their removal is ordered at once, because readers
+        # may wait for the room that they occupy.
         self.filler.copies.feed_drops()
         self.metadata.step()
         self.filler.answer()
@@ -299,10 +298,10 @@ class Daemon:
         )
 
     def _let_engine_order(self) -> None:
-        """Allows the engine to order fills for a moment, if the last such moment was more than
-        LET_S ago. The loop calls this method between two parts of an iteration. Otherwise a file
-        that a program hands over would be filled only after the iteration. An iteration takes long
-        if there are more running threads than processors."""
+        """Between two parts of an iteration, briefly permits the engine to order fills. Does
+        nothing if the last permission ended less than LET_S ago. Without this permission, a file
+        that a program hands over would be filled only after the iteration. If more threads run than
+        there are processors, an iteration takes long."""
         if time.monotonic() - self._begun_s > LET_S:
             self.filler.end_turn()
             self._begin_turn()
@@ -312,8 +311,8 @@ class Daemon:
         self._begun_s = time.monotonic()
 
     def _meet_read(self) -> Iterator[Ids]:
-        """Adds new files to the catalog: files that programs have handed over before the catalog
-        contained them. Yields the files' entries, one array for each source."""
+        """Adds files to the catalog that programs have handed over before the catalog contained
+        them. Yields the new entries, one array for each source."""
         for source in self.scanner.sources if self.shared.control.handed_bytes else ():
             renames = int(self.shared.clients.renames)
             entries, pool = self.filler.engine.unmet(source.number, renames)
@@ -335,11 +334,10 @@ class Daemon:
         return self.filler.requests.fill_met() or (not is_off and self.directory_prefetch.step())
 
     def _is_lost(self) -> bool:
-        """Returns whether the session's files were removed (for example by `rm -rf` of shared
-        memory in a job's epilogue, or by RemoveIPC at the user's logout). If so, ends the daemon.
-        Otherwise new processes could not attach, and attached clients would not learn which files
-        the new processes change. Nobody could stop the daemon, and no other daemon could use its
-        tiers."""
+        """Returns whether files of the session were removed, for example by a job's epilogue, or by
+        RemoveIPC at the user's logout. If so, ends the daemon. Otherwise new processes could not
+        attach, and attached clients would not learn which files these processes change. Nobody
+        could stop the daemon, and no other daemon could use its tiers."""
         if time.monotonic() < self._next_look:
             return False
         self._next_look = time.monotonic() + LOOK_S
@@ -370,8 +368,8 @@ class Daemon:
         """Ends the loop after the current iteration. A signal handler may call this method.
 
         The doorbell is not rung, because a signal interrupts the loop's sleep anyway. No lock is
-        acquired, because a second signal may arrive while the first one is handled. (An Event would
-        acquire a lock.)
+        acquired, not even an Event's, because a second signal may arrive while the first one is
+        handled.
         """
         self._is_stopping = True
 
@@ -420,8 +418,8 @@ class Daemon:
     def _end_threads(self) -> int:
         """Ends the threads of the engine and the scan, and the thread that compares directories
         with the sources. Returns how many threads hang in a call to a source that does not answer.
-        Such a thread exists until the process ends, so the memory and descriptors that it uses are
-        not freed."""
+        They exist until the process ends, so the memory and descriptors that they use are not
+        freed."""
         until = time.monotonic() + END_LIMIT_S
         left = self.filler.close(END_LIMIT_S)
         self.metadata.close()

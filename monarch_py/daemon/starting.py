@@ -1,6 +1,6 @@
 """Starts the daemon's process, and waits for its end.
 
-This module does not import the daemon itself, so that commands that start or end a daemon are fast.
+This module does not import the daemon, so that commands that start or end a daemon are fast.
 """
 
 import contextlib
@@ -34,12 +34,12 @@ END_PAUSE_S = 0.1
 # A daemon whose start has failed is killed if it has not ended within this time [s].
 GIVE_UP_LIMIT_S = 5.0
 # The smallest limit on the address space with which a daemon starts [bytes]. A daemon with few
-# files and 17 threads occupies 280 MiB of address space, and needs another 100 MiB for a moment
-# when a thread first allocates memory. With a lower limit, threads fail while they start, and
-# CPython then waits for them forever.
+# files and 17 threads occupies 280 MiB. It briefly needs another 100 MiB when a thread first
+# allocates memory. With a lower limit, threads fail while they start, and CPython waits for them
+# forever.
 LEAST_ADDRESSES = 512 * MIB
 # The kinds of daemons, as command-line arguments. SHARED: several `monarch run` commands share the
-# daemon. AUTOSTARTED: the first program that opened a file of a dataset has started the daemon.
+# daemon. AUTOSTARTED: a program's first open of a dataset's file has started the daemon.
 SHARED, AUTOSTARTED = "shared", "autostarted"
 # This message on the lifeline (see StartupInfo) tells a daemon to outlive the process that started
 # it.
@@ -63,7 +63,6 @@ class StartupInfo:
     record : the list of the sources' files (`scan.record`), if one node has made it for all
     lifeline : the read end of a pipe from the process that starts the daemons. If the pipe is
         closed before the daemon has read STAY from it, the daemon ends
-
     began : when the scan for `record` began, on this node's time.monotonic() [s]
     """
 
@@ -81,15 +80,15 @@ def ignore_the_jobs() -> None:
 
 
 def _command(config_file: Path, words: list[str]) -> list[str]:
-    """Returns the daemon's command line. With the option -I, Python ignores the job's PYTHON*
-    variables, and imports nothing from the working directory. So the path of this package is passed
-    as an argument.
+    """Returns the daemon's command line. The option -I makes Python ignore the job's PYTHON*
+    variables, and import nothing from the working directory. Python then does not find this
+    package, so its path is passed as an argument.
 
     The process does four things before it imports the daemon. It leaves its parent's process group
-    (see `spawn`). It turns off the garbage collector, which would find no garbage during the
-    imports, but would take a tenth of the start time. It raises the soft limit on the address
-    space, because the import of numpy needs much address space. It keeps numpy from starting a
-    thread for each processor, because the daemon multiplies no matrices.
+    (see `spawn`). It turns off the garbage collector, which would take a tenth of the start time
+    and find nothing. It raises the soft limit on the address space, which the import of numpy
+    needs. It keeps numpy from starting a thread for each processor, because the daemon multiplies
+    no matrices.
     """
     package = str(Path(__file__).resolve().parents[2])
     code = (
@@ -108,18 +107,18 @@ def spawn(
     """Starts a daemon and waits until it answers. The daemon inherits only the descriptors in
     `startup`, so it keeps no pipe of this process open.
 
-    The daemon has a process group of its own, so that neither Ctrl-C nor the closing of a terminal
-    ends it. But it stays in this process's session (setsid), because Linux may divide the
-    processors among sessions (see autogroup in sched(7)). In measurements, a daemon with a session
-    of its own got as much processor time as the complete job. But single threads of the daemon then
-    waited for 0.1 s or more on one processor, while most of its threads ran on another.
+    The daemon gets its own process group, so that neither Ctrl-C nor the closing of a terminal ends
+    it. But it stays in this process's session (setsid). Linux may divide the processors among
+    sessions (see autogroup in sched(7)). In measurements, a daemon in its own session got as much
+    processor time as the complete job. But single threads of that daemon waited for 0.1 s or more
+    on one processor, while most of its threads ran on another.
 
     detach : whether the daemon is to outlive this process. If so, this process does not wait for
-        the daemon's end
+        its end
     kind : as in `lifecycle.serve`
 
-    Raises SessionError, with the last line that the daemon has written, if the daemon does not
-    start.
+    Raises SessionError if the daemon does not start. The message contains the last line that the
+    daemon has written.
     """
     refuse_few_addresses()
     session = SessionDir.of(config_file)
@@ -175,10 +174,9 @@ def _start(command: list[str], session: SessionDir, fds: list[int]) -> "subproce
 
 def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
     """Waits until the daemon ends. If this process receives one of the signals ENDING, it sends
-    SIGTERM to the daemon. Raises SessionError, with the last line that the daemon has written, if
-    the daemon has failed. If the daemon ends while some of its threads hang in a source, its exit
-    status is not available until the source answers. In this case, the daemon is assumed to have
-    ended properly."""
+    SIGTERM to the daemon. If the daemon has failed, raises SessionError with the last line that the
+    daemon has written. If threads of an ended daemon hang in a source, the daemon's exit status is
+    not available. The daemon is then assumed to have ended properly."""
     handle(ENDING, lambda *_: process.terminate())
     daemon = Identity.of(process.pid)
     while process.poll() is None and not (daemon.has_ended and daemon.wait(0)):
@@ -219,8 +217,8 @@ def _last_words(session: SessionDir, status: int) -> str:
     # Lines that the logger has written, which begin with a timestamp, do not contain the reason.
     said = [line for line in lines if not LOGGED.match(line)]
     if not said:
-        # The log is a file in shared memory. If shared memory is full, or if the process is not
-        # allowed to write files, the log does not contain the reason.
+        # The log is a file in shared memory. If shared memory is full, or if the process may not
+        # write files, the log lacks the reason.
         size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
         limit = "" if size else met_limit(errno.EFBIG)
         return full_shm() or limit or f"it ended with status {status}; see {session.log}"

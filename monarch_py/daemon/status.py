@@ -131,7 +131,7 @@ def status(
     """Returns the answer to `status`.
 
     told : the answer's fields `plans`, `ranks` and `ahead`, which other modules have computed
-    why : for each configured tier, the reason why it is not used, or "" if it is used
+    why : for each configured tier, why it is not used; "" if it is used
     evicted : the number of copies that each tier has evicted, by tier number
     """
     shared, scanner, nodes, routes = filler.shared, filler.scanner, filler.nodes, filler.routes

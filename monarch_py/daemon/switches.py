@@ -12,11 +12,11 @@ from monarch_py.util.hanging import LIMIT_S
 
 log = logging.getLogger("monarch.switches")
 
-# Interval between two checks of the switch files [s]. It is slightly shorter than the usual sleep
-# of the daemon's loop (TURN_MS in pacing.py), so that a check is due after each such sleep.
+# The interval between two checks of the switch files [s]. The daemon's loop usually sleeps slightly
+# longer (TURN_MS in pacing.py), so a check is due after each such sleep.
 LOOK_S = 0.2
-# How long the daemon's loop waits for the result of a check [s]. The wait must be short, because
-# readers consider the daemon dead if it shows no sign of life for 750 ms.
+# How long the daemon's loop waits for the result of a check [s]. The wait must be short: after 750
+# ms without a sign of life, readers consider the daemon dead.
 PATIENCE_S = 0.05
 
 
@@ -24,9 +24,9 @@ class Switches:
     """Determines whether Monarch is switched off: it is off while at least one of `files` exists.
 
     A separate thread checks the files, so that the daemon's loop continues even if their file
-    system hangs. While the file system hangs, the result of the last check remains valid. Until the
-    first check has a result, Monarch is regarded as switched off. The constructor waits for at most
-    `limit_s` [s] for this result.
+    system hangs. Meanwhile, the result of the last check remains valid. Until the first check has a
+    result, Monarch is regarded as switched off. The constructor waits for at most `limit_s` [s] for
+    this result.
     """
 
     def __init__(self, files: Sequence[Path], *, limit_s: float = LIMIT_S) -> None:

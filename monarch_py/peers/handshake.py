@@ -15,13 +15,13 @@ the node that it wants to reach. The secret itself is never sent.
 The transcript t is GREETING s c p i j, followed by the addresses of i and j. Each side takes these
 addresses from its own list (`Party.addresses`), not from a message. The labels ("client", "server")
 prevent reflection: one side's proof is never valid as the other side's proof. The random numbers
-prevent replay of an old proof. Ranks and addresses prevent relay: an attacker at the address of one
-node cannot pass a proof on to another node. The client sends its proof first, so that a client
+prevent replay of an old proof. The ranks and addresses prevent relay: an attacker at the address of
+one node cannot pass a proof on to another node. The client sends its proof first. So a client
 without the secret learns nothing.
 
-Each side then derives two keys from the secret and t: one key for the data that the side sends, and
-one for the data that it receives. These keys authenticate all further messages: requests and frames
-in C (csrc/peers/wire.h), and the answers of daemons in queries.py. Nothing is encrypted.
+From the secret and t, each side then derives two keys: one for the data that it sends, and one for
+the data that it receives. These keys authenticate all further messages: requests and frames in C
+(csrc/peers/wire.h), and the answers of daemons in queries.py. Nothing is encrypted.
 """
 
 import hmac
@@ -134,8 +134,8 @@ class Party:
         """Returns the transcript t (see the docstring of this file). Raises IndexError if `client`
         or `server` is not the rank of a node.
 
-        servers, clients : the bytes that the server has sent, and the bytes that the client has
-            sent, both without GREETING and proofs
+        servers, clients : the bytes that the server and the client have sent, without GREETING and
+            proofs
         client, server : the ranks of the two nodes
         """
         said = [GREETING, servers, clients]
@@ -163,7 +163,7 @@ class Greeter:
 
     def feed(self, data: bytes) -> bool:
         """Adds the next bytes of the client's message, at most `missing` bytes. Returns False if
-        the bytes received so far cannot be the beginning of a client's message."""
+        the bytes so far cannot be the beginning of a client's message."""
         self._got += data
         known = min(len(self._got), len(GREETING))
         return self._got[:known] == GREETING[:known]
@@ -171,8 +171,7 @@ class Greeter:
     def reply(self) -> bytes | None:
         """Returns the reply to the client's complete message; None if the message is not valid. If
         the client wants to reach another node, the reply contains this node's rank, and `keys`
-        stays None. In this case, the caller must close the connection after it has sent the
-        reply."""
+        stays None. The caller must then send the reply and close the connection."""
         party, said = self._party, self._got[len(GREETING) : -PROOF_BYTES]
         _, client, meant = _ABOUT.unpack(said[NONCE_BYTES:])
         try:
@@ -231,8 +230,8 @@ def introduce(
 def receive(
     connection: socket.socket, n_bytes: int, deadline: float, at_end: PeerStatus
 ) -> bytearray:
-    """Receives `n_bytes` bytes. Raises Unreachable: with TIMEOUT at the deadline, and with `at_end`
-    if the connection ends before all bytes have arrived.
+    """Receives `n_bytes` bytes. Raises Unreachable: TIMEOUT at the deadline; `at_end` if the
+    connection ends too early.
 
     deadline : a time on the clock time.monotonic() [s]
     """

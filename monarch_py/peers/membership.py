@@ -1,9 +1,9 @@
 """The cluster: the daemons of several nodes, one per node, which know each other's addresses.
 
 The program that starts the daemons (with MPI, or in a test) creates one `Cluster` object for each
-daemon. These objects differ only in `rank`. A `Cluster` is passed to its daemon in memory, because
-the secret must not appear on a command line or in a file. A daemon sends its `Cluster` only to root
-and to its own user, because a command needs the object to replace a daemon that has ended.
+daemon. These objects differ only in `rank`. The secret must not appear on a command line or in a
+file, so each daemon receives its `Cluster` in memory. To replace a daemon that has ended, a command
+needs the `Cluster` of another daemon. A daemon sends it only to root and to its own user.
 """
 
 import hashlib

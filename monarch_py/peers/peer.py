@@ -17,15 +17,14 @@ from monarch_py.peers.status import PeerStatus, Unreachable
 
 log = logging.getLogger("monarch.peers")
 
-# After a failure the peer is not contacted for this time [s], which is about the time that a daemon
-# needs to restart. With each further failure in a row, the pause doubles.
+# After a failure, the peer is not contacted for this time [s], in which a daemon can restart. With
+# each further failure in a row, the pause doubles.
 FIRST_PAUSE_S = 0.5
 # The longest pause after failures [s]. A peer that works again stays unused for at most this long.
 LONGEST_PAUSE_S = 30.0
 # After the pause that follows a failure, one thread tries to connect to the peer. All other threads
-# that need a link wait for the outcome for at most this long [s]. The limit is far longer than a
-# handshake with a live peer, but far shorter than the time limit of the connecting thread. So if
-# the peer hangs, the other threads give up early.
+# that need a link wait for the outcome, but at most this long [s]. A handshake with a live peer
+# takes far less. If the peer hangs, these threads give up long before the connecting thread.
 HEARSAY_S = 0.1
 # Failures that are usually not caused by the peer itself, but by another process or machine. They
 # are logged as warnings.
@@ -39,7 +38,7 @@ class Peer:
     connect : a function that takes a node's rank, and returns a new link to that node, a struct
         monarch_peer_link *. It raises Unreachable if no link can be made within the time limits.
         The Peer closes the link
-    last_failure : the last failure; OK if an exchange has succeeded after it
+    last_failure : the last failure; OK if an exchange has succeeded since then
     """
 
     def __init__(
@@ -49,17 +48,17 @@ class Peer:
         self._connect_to, self._clock = connect, clock
         self._lock = threading.Lock()
         self._was_tried = threading.Condition(self._lock)
-        # `_is_tried` : whether a thread is trying to connect after a pause, so that other threads
-        #     wait for the result.
+        # `_is_tried` : whether a thread tries to connect after a pause. Other threads wait for the
+        #     result.
         # `_has_greeted` : whether a handshake has succeeded since the last failure.
         self._is_tried = self._has_greeted = False
         self._failures, self._again_at = 0, 0.0
         self._broken = 0  # number of failures since the start
         self._failed_ns = 0  # the time of the last report of a failure, on CLOCK_MONOTONIC
         self.last_failure = PeerStatus.OK
-        # The failure that has caused the present pause. During the pause, `_connect` raises
-        # Unreachable with this status. If an exchange of another thread succeeds, `last_failure`
-        # becomes OK, but the pause and this status remain.
+        # The failure that has caused the present pause. `_connect` raises Unreachable with this
+        # status during the pause. If an exchange of another thread succeeds meanwhile,
+        # `last_failure` becomes OK, but the pause and this status remain.
         self._pause_status = PeerStatus.CUT
         self._handle: Any = ffi.new_handle(self)
         # The C struct of the peer, which the engine uses.
@@ -81,7 +80,7 @@ class Peer:
 
     def connect_early(self) -> bool:
         """Connects one more link for later fetches. Returns whether the link is connected. A
-        failure is not recorded as a failure of the peer, because the peer's daemon may still be
+        failure does not count as a failure of the peer, because the peer's daemon may still be
         starting."""
         try:
             link = self._connect_to(self.rank)
@@ -117,9 +116,8 @@ class Peer:
     def _mark(self, status: PeerStatus, began_ns: int) -> None:
         """Records the outcome of an exchange with the peer.
 
-        began_ns : the time at which the exchange began, on CLOCK_MONOTONIC. An exchange that began
-            before the last recorded failure and failed later belongs to the same incident, and is
-            not counted
+        began_ns : when the exchange began, on CLOCK_MONOTONIC. If an exchange began before the last
+            recorded failure and failed later, it belongs to the same incident, and is not counted
         """
         with self._lock:
             if status == PeerStatus.OK:
@@ -139,8 +137,8 @@ class Peer:
             self.last_failure = self._pause_status = status
 
 
-# C calls the functions below, so they must not raise errors. After an unexpected error in
-# `_connect`, the result is the status CUT, as for a peer that cannot be reached.
+# C calls the functions below, so they must not raise errors. If `_connect` raises an unexpected
+# error, they report CUT, as for a peer that cannot be reached.
 
 
 @ffi.def_extern(name="monarch_connect_peer")  # type: ignore[untyped-decorator]

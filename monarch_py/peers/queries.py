@@ -22,9 +22,9 @@ MOST_AT_A_TIME = 16
 # The longest answer [bytes] that is accepted.
 MOST_BYTES = 4 << 20
 
-# An answer consists of the text's length, the text, and an HMAC-SHA256 of both. Its key is the
-# connection's key for data that the server sends. So only a complete and unchanged answer is
-# accepted.
+# An answer consists of the text's length, the text, and an HMAC-SHA256 of both. The key is the
+# connection's key for data that the server sends. So the client accepts only a complete and
+# unchanged answer.
 _LENGTH = struct.Struct("<Q")
 SEAL_BYTES = 32
 
@@ -34,10 +34,10 @@ def _seal(key: bytes, said: bytes | bytearray) -> bytes:
 
 
 def ask(party: Party, rank: int, limit_s: float, purpose: Purpose) -> bytes:
-    """Opens a connection for `purpose` to the daemon of node `rank`, and returns the daemon's
-    answer. Raises Unreachable as `tcp.connected` does. Also raises Unreachable with one of these
-    statuses: TIMEOUT if the answer is not complete within `limit_s` [s], FORGED if the answer was
-    changed in transit, REFUSED if the answer is too long."""
+    """Connects to the daemon of node `rank` for `purpose`, and returns the daemon's answer. Raises
+    Unreachable as `tcp.connected` does, and in three more cases. TIMEOUT: the answer is not
+    complete within `limit_s` [s]. FORGED: the answer was changed in transit. REFUSED: the answer is
+    too long."""
     deadline = time.monotonic() + limit_s
     with connected(party, rank, limit_s, purpose) as (connection, keys):
         length = receive(connection, _LENGTH.size, deadline, PeerStatus.TIMEOUT)

@@ -26,25 +26,25 @@ THREADS = 4
 # The largest number of clients at a time: as many as the largest clusters have nodes. Each client
 # takes 3 KB and a socket.
 CONNECTIONS = 1024
-# How long [s] the connection of an idle peer is kept open. During an epoch, requests come in
-# bursts. This limit is longer than the pauses between the bursts.
+# How long [s] the connection of an idle peer is kept open. Requests come in bursts during an epoch,
+# so this is longer than the pauses between the bursts.
 IDLE_LIMIT_S = 300.0
 # If a peer stops in the middle of sending a request, or of receiving its answer, it is disconnected
 # after this time [s].
 STALL_LIMIT_S = 5.0
 # How long [s] a request may wait for bytes that this node does not have yet. The server checks this
-# limit only every 100 ms (TICK_MS in server.c), so its answer may be 100 ms late. Therefore the
-# time limits of the clients (tcp.py) are a few hundred milliseconds longer.
+# limit only every 100 ms (TICK_MS in server.c), so its answer may be late. Therefore the time
+# limits of the clients (tcp.py) are a few hundred milliseconds longer.
 WAIT_LIMIT_S = 0.6
 # A client must have sent its proof within this time [s] after it has connected.
 GREETING_LIMIT_S = 1.0
-# The largest number of clients that have not authenticated themselves yet. When there are so many,
-# each new client takes the place of the oldest one, whose connection is closed. So silent clients
-# cannot keep other clients out.
+# The largest number of clients that have not authenticated themselves yet. Beyond it, each new
+# client replaces the oldest one, whose connection is closed. So silent clients cannot keep others
+# out.
 MOST_STRANGERS = 256
-# The length of the kernel's accept queue. The queue is long, because all daemons of a large job
-# connect at once. If the queue has no room for a connection, the kernel drops the connection's
-# first packet, and the client resends the packet only a second later.
+# The length of the kernel's accept queue. All daemons of a large job connect at once. If the queue
+# is full, the kernel drops a connection's first packet, and the client resends it only a second
+# later.
 BACKLOG = 1024
 # If accept(2) fails for lack of descriptors or memory, it is called again after this pause [s].
 PAUSE_S = 0.05
@@ -62,9 +62,9 @@ class PeerServer(ABC):
     MemoryError if no thread can be started.
 
     party : this node's data for handshakes
-    listener : the result of `listen`, a socket to which the other nodes connect. The server closes
-        it, unless the constructor fails
-    status : a function that returns this node's status, for peers that request it; it is called in
+    listener : the result of `listen`, a socket to which the other nodes connect. Unless the
+        constructor fails, the server closes it
+    status : a function that returns this node's status, for peers that request it; called in
         separate threads
     """
 
@@ -105,7 +105,7 @@ class PeerServer(ABC):
     @abstractmethod
     def _begin(self, bounds: Any) -> Any:
         """Creates a struct monarch_peer_server and starts its threads, which answer requests for
-        the files that this node shares. Returns NULL if no thread can be started."""
+        this node's shared files. Returns NULL if no thread can be started."""
 
     @abstractmethod
     def _end(self, server: Any) -> None:
@@ -116,8 +116,8 @@ class PeerServer(ABC):
 
     @contextmanager
     def _open(self) -> Iterator[None]:
-        """Keeps the server open during a call into C. Other threads run during the call, and one of
-        them might otherwise close the server. Raises ValueError if the server is closed."""
+        """Keeps the server open during a call into C. Another thread might close it meanwhile.
+        Raises ValueError if the server is closed."""
         with self._calls:
             if self._is_closing:
                 raise ValueError("the server is closed")
@@ -218,8 +218,8 @@ class PeerServer(ABC):
             if reply is None:
                 return
             wants_files = stranger.greeter.purpose == Purpose.FILES.value
-            # Only this thread adds connections to the C server. So if the server has room for a
-            # connection here, it still has room when `adopt` is called below.
+            # Only this thread adds connections to the C server. So if the server has room here, it
+            # still has room when `adopt` is called below.
             if wants_files and not lib.monarch_peer_server_has_room(self._server):
                 return
             try:

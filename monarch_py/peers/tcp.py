@@ -11,17 +11,16 @@ from monarch_py.peers.handshake import Keys, Party, Purpose, introduce
 from monarch_py.peers.status import PeerStatus, Unreachable
 
 # Time limit [s] for the connection and the handshake. Nodes of one cluster answer within a
-# millisecond. If the first packet is lost, TCP resends it only after a second. It is better not to
-# wait for a resent packet, because a read from the source takes less than a second.
+# millisecond. If the first packet is lost, TCP resends it only after a second. A read from the
+# source takes less, so the limit is shorter than that second.
 CONNECT_LIMIT_S = 0.8
 # Time limit [s] for the first bytes of an answer. It is longer than server.WAIT_LIMIT_S, so that
-# the server can report in time that the bytes are late, and the link stays usable. If a peer sends
-# nothing, the source is read at the latest after this limit plus CONNECT_LIMIT_S, which is less
-# than 2 s.
+# the server can report in time that the bytes are late. The link then stays usable. If a peer sends
+# nothing, the source is read after at most this limit plus CONNECT_LIMIT_S, which is less than 2 s.
 FIRST_BYTE_LIMIT_S = 1.0
-# After the first bytes, the time limit [s] for each further 256 KiB of the answer, and for the
-# checksum after each block (SUM in csrc/peers/wire.h). It is longer than server.WAIT_LIMIT_S, so
-# that the server can report in time that these bytes are late.
+# The time limit [s] for each further 256 KiB of the answer, and for the checksum after each block
+# (SUM in csrc/peers/wire.h). It is longer than server.WAIT_LIMIT_S, so that the server can report
+# in time that these bytes are late.
 BETWEEN_LIMIT_S = 0.9
 
 
@@ -36,8 +35,8 @@ def connect_link(
     """Returns a link to the server of the node `rank`. Raises Unreachable as `connected` does, and
     ValueError for a limit below a millisecond.
 
-    party : this node's data for handshakes. The addresses in it are numeric, because a name lookup
-        has no time limit
+    party : this node's data for handshakes. Its addresses are numeric, because a name lookup has no
+        time limit
     connect_s, first_byte_s, between_s : time limits for the connection and the handshake, for the
         first bytes of an answer, and for each further 256 KiB [s]
     """
@@ -59,7 +58,7 @@ def connected(
     party: Party, rank: int, limit_s: float, purpose: Purpose
 ) -> Iterator[tuple[socket.socket, Keys]]:
     """Yields an authenticated connection to the server of the node `rank`, with its keys. Raises
-    Unreachable if there is no connection within `limit_s`, or if the connection breaks in the
+    Unreachable if there is no connection within `limit_s` [s], or if the connection breaks in the
     `with` block."""
     deadline = time.monotonic() + limit_s
     try:

@@ -18,12 +18,13 @@ LEVEL = 3
 BLOCK = np.uint64(512)
 
 # Columns that are not packed. `hash` is computed again by the node that adds an entry to its
-# catalog. `source` is the same in all entries of the batch. `version` counts changes of an entry
-# after the scan.
+# catalog. `source` is the same in all entries of the batch. `version` counts changes after the
+# scan.
 LEFT_OUT = ("hash", "source", "version")
 COLUMNS = tuple(name for name in ENTRY.names or () if name not in LEFT_OUT)
 # An item a: b means that column a is stored as its difference from column b of the same entry.
-# `unpack` decodes the items in this sequence, so b is decoded before a.
+# `unpack` decodes the items in this sequence. So if b is itself a key, its item must come before
+# that of a.
 FROM_OTHER = {"ctime_ns": "mtime_ns", "btime_ns": "ctime_ns", "atime_ns": "mtime_ns"}
 # For these columns, only the difference from the previous entry's value is stored.
 FROM_BEFORE = ("ino", "mtime_ns", "place")
@@ -89,11 +90,11 @@ def _blocks_of(sizes: Array) -> Uints:
 
 
 def _off_the_order(entries: Array) -> tuple[Array, Array]:
-    """Returns two columns, one for the paths and one for the targets of symbolic links. Each value
-    is the difference between the real and the expected position in the text. A path is expected
-    directly behind the previous path. A link's target is expected directly behind the link's own
-    path. (A link's `copy_ino` contains the position of the target.) `_put_in_order` computes the
-    real positions again."""
+    """Returns two columns: one for the positions of the paths in the text, one for those of the
+    targets of symbolic links. Each value is the difference from the expected position. A path is
+    expected directly behind the previous path. A link's target is expected directly behind the
+    link's path; its position is in the link's `copy_ino`. `_put_in_order` computes the positions
+    again."""
     paths = entries["path"].copy()
     paths[1:] -= _ends(entries)[:-1]
     targets = entries["copy_ino"] - np.where(

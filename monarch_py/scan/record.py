@@ -1,7 +1,7 @@
 """The record of a scan of all sources, as bytes for the other nodes of a session.
 
-The bytes come over MPI from a process of the same version and the same user. So the code that reads
-them detects errors, but gives no protection against attacks.
+The bytes come over MPI from a process of the same version and user. So the code that reads them
+detects errors, but does not protect against attacks.
 """
 
 import os
@@ -19,8 +19,8 @@ from monarch_py.scan.walk import END_LIMIT_S, Batch, Walk
 
 # The pause between two polls of a scan that has no batch yet [s].
 PAUSE_S = 0.002
-# One node scans the sources for all nodes. Each of the other nodes examines this many files of each
-# source, to check that it sees the same file system as the scanning node.
+# One node scans the sources for all nodes. Each other node examines this many files of each source,
+# to check that it sees the same file system.
 SAMPLES = 3
 
 
@@ -44,9 +44,8 @@ class Listed:
     batches: list[memoryview]
 
 
-# The records of all sources, in the order of the sources' numbers, and the time at which the scan
-# began [s]. The time is a value of time.monotonic() of this node, even if another node has scanned
-# the sources.
+# The records of all sources, in the order of the sources' numbers, and when the scan began [s].
+# That time is on this node's time.monotonic(), even if another node has scanned the sources.
 Scanned = tuple[list[Listed], float]
 
 
@@ -101,8 +100,8 @@ def _packed(walk: Walk) -> tuple[list[memoryview], list[tuple[bytes, int]]]:
 
 
 class RecordedScan:
-    """The scan of one source, replayed from a record. All batches are available from the start, and
-    nothing is read from the source. So `want` and `allow` have no effect."""
+    """The scan of one source, replayed from a record. All batches are available from the start.
+    Nothing is read from the source, so `want` and `allow` have no effect."""
 
     def __init__(self, number: int, listed: Listed) -> None:
         self._number, self._listed, self.seconds = number, listed, listed.seconds

@@ -44,13 +44,13 @@ class Walk:
     ops_per_s : the largest number of operations per second on the source; 0 for no limit
     doorbell : C pointer to the doorbell (a futex) that is rung when `take` can return a batch
     directories : the directories to list, relative to the root; None to list the whole tree. With
-        is_deep, all subdirectories of these directories are listed too
+        is_deep, all their subdirectories are listed too
     known : what the scan needs to skip known files: a catalog's struct monarch_writer *, the
         session's struct monarch_clients *, and a time at which the catalog had no files yet [ns].
-        The scan skips a file that the catalog contains with the same name and inode number, unless
-        the file's directory has changed since that time. For a file that a program is reading, the
-        scan uses the attributes that the kernel has cached
-    allowed : the arguments with which the constructor calls `allow` to set the first limits
+        The scan skips a file that the catalog contains with the same name and inode number. It does
+        not skip the file if the file's directory has changed since that time. For a file that a
+        program is reading, the scan uses the attributes that the kernel has cached
+    allowed : the arguments with which the constructor calls `allow`
     is_finished : whether all batches were taken
     seconds : how long the scan took, once it is finished
     """
@@ -103,7 +103,7 @@ class Walk:
         return Batch(entries, batch.pool, int(batch.pool_used), int(batch.renames))
 
     def want(self, directory: str, *, is_deep: bool) -> None:
-        """Makes the scan list a directory before all other directories that it has not listed yet.
+        """Makes the scan list a directory before all others that it has not listed yet.
 
         directory : its path, relative to the root
         is_deep : whether to list its subdirectories too
@@ -113,9 +113,9 @@ class Walk:
     def allow(self, wanted: int, more_others: int) -> None:
         """Sets how many more names the scan may examine. A negative number means no limit.
 
-        wanted : the new limit for names in the directories that were passed to `want`. 0 leaves the
-            present limit unchanged; if there was no limit, it sets the limit 0
-        more_others : how many names are added to the limit for all other directories
+        wanted : the new limit for names in the directories that were passed to `want`. 0 keeps the
+            present limit; if there was none, the new limit is 0
+        more_others : by how much the limit for all other directories is raised
         """
         lib.monarch_scan_allow(self._scan, wanted, more_others)
 

@@ -6,44 +6,42 @@ from dataclasses import dataclass
 
 # A daemon starts with this many concurrent fills.
 FIRST = 8
-# The rate of the fills is measured in successive time windows. A window lasts at least WINDOW_S [s]
-# and at most LONGEST times WINDOW_S. Between these limits, the window ends when ENOUGH files, or
-# ENOUGH * UNIT_BYTES [bytes], have been read per concurrent fill. A rate that is measured over less
-# data would depend on chance.
+# The rate of the fills is measured in one time window after another. A window lasts at least
+# WINDOW_S [s] and at most LONGEST times WINDOW_S. Between these limits, it ends once enough was
+# read: per concurrent fill, ENOUGH files, or ENOUGH * UNIT_BYTES [bytes]. With less data, the rate
+# would depend on chance.
 WINDOW_S = 0.05
 ENOUGH, UNIT_BYTES, LONGEST = 4, 1 << 18, 8
 # The width is the number of concurrent fills. A larger width is kept if it multiplies the rate by
-# more than GAIN. A smaller width is kept if the rate stays above LOSS times its earlier value.
+# more than GAIN. A smaller width is kept if it multiplies the rate by more than LOSS.
 GAIN, LOSS = 1.10, 0.95
-# A trial is a window with a changed width. The trial succeeds if its rate meets the condition
-# above. The changed width is then kept, and the next trial changes the width further in the same
-# direction. If the trial fails, the earlier width is restored, and the next trial begins only after
-# a number of windows, which is called the hold:
-#   - After a smaller width has failed, the hold is HOLD.
+# A trial is a window with a changed width. It succeeds if its rate meets the condition above. The
+# changed width is then kept, and the next trial goes on in the same direction. If the trial fails,
+# the earlier width is restored. The next trial then waits for a number of windows, the hold:
+#   - If a smaller width has failed, the hold is HOLD.
 #   - Each time that a larger width fails, the hold is doubled, up to HOLD.
-#   - A larger width that succeeds resets the hold to FIRST_HOLD.
+#   - If a larger width succeeds, the hold becomes FIRST_HOLD.
 HOLD, FIRST_HOLD = 40, 4
-# After the width was decreased because programs wait, no trial begins for this many windows. After
-# these windows, the cause of the wait may be gone.
+# If the width was decreased because programs wait, no trial begins for this many windows. The cause
+# of the wait may be gone by then.
 BACK_HOLD = 10
-# `_Rate.growth_over` compares the rates of two windows, in bytes and in files per second.
+# `_Rate.growth_over` compares two windows, in bytes per second and in files per second.
 # SOME_FILES : if either window has fewer files than this, only the bytes per second are compared.
-# ALIKE : the files of two windows are regarded as equally large if their mean sizes differ by at
-#     most this factor.
+# ALIKE : if the mean file sizes of two windows differ by at most this factor, the files are
+#     regarded as equally large.
 SOME_FILES, ALIKE = 8, 1.5
 # If fills overload a source, programs wait longer when they open files there. Opens are called late
-# if their mean duration exceeds LATE times the smallest mean duration of the last MEMORY_S [s]. If
-# opens are late, the width is multiplied by BACK.
+# if their mean duration exceeds LATE times the smallest mean of the last MEMORY_S [s]. If opens are
+# late, the width is multiplied by BACK.
 LATE, BACK = 1.5, 0.7
 MEMORY_S = 60.0
-# Opens may be late for a reason that has nothing to do with the fills. So after IN_VAIN decreases
-# of the width in a row, the mean duration of opens is compared with the mean before the first of
-# these decreases. If the present mean is still more than HELPED times the earlier mean, the
-# decreases are undone.
+# Opens may also be late for reasons that have nothing to do with the fills. So after IN_VAIN
+# decreases of the width in a row, the mean duration of opens is checked. If it is still more than
+# HELPED times the mean before these decreases, the decreases are undone.
 IN_VAIN, HELPED = 3, 0.95
 # SOME_OPENS : opens are judged only if there are at least this many of them.
-# LEAST_S : the smallest mean duration is sought among means that were measured over at least this
-#     time [s].
+# LEAST_S : the smallest mean is sought only among means that were measured over at least this time
+#     [s].
 SOME_OPENS, LEAST_S = 16, 1.0
 
 
@@ -51,8 +49,7 @@ SOME_OPENS, LEAST_S = 16, 1.0
 class Counted:
     """Totals since the daemon's start.
 
-    n_bytes, files : the number of bytes that fills have read from the sources, and the number of
-        files that fills have read completely
+    n_bytes, files : how many bytes fills have read from the sources, and how many files completely
     opens, open_s : how often programs themselves have opened files at the sources, and the total
         duration of these opens [s]
     """
@@ -66,8 +63,8 @@ class Counted:
 class Delay:
     """Judges whether the daemon's reads make programs wait longer for a source. As in LEDBAT (RFC
     6817), the present mean duration of an open is compared with the smallest mean of the last
-    minute. The smallest mean already includes the time for which programs delay each other. Only
-    opens are judged, because the duration of a read depends on the read's size."""
+    minute. The smallest mean includes the delays that programs cause each other. Only opens are
+    judged, because the duration of a read depends on its size."""
 
     def __init__(self) -> None:
         # The mean durations of opens that were measured in the last MEMORY_S. Each element is a
@@ -77,7 +74,7 @@ class Delay:
         self._spell = (-math.inf, 0, 0.0)
         self._before = (0, 0.0)
         # The result of the last judgement: the mean duration of the judged opens [s], and whether
-        # this mean was usual, so that the opens were not late.
+        # these opens were not late.
         self.mean_s, self.was_usual = 0.0, True
 
     def forget(self) -> None:
@@ -87,10 +84,10 @@ class Delay:
         self._spell = (-math.inf, 0, 0.0)
 
     def is_late(self, now_s: float, opens: int, open_s: float) -> bool:
-        """Judges the opens since the last judgement. Returns whether these opens were late: whether
-        their mean duration was more than LATE times the smallest one of the last MEMORY_S. If there
-        are fewer than SOME_OPENS opens, returns False; a later call judges these opens together
-        with later ones.
+        """Judges the opens since the last judgement. Returns whether they were late: whether their
+        mean duration exceeds LATE times the smallest mean of the last MEMORY_S. If there are fewer
+        than SOME_OPENS opens, returns False. A later call then judges these opens together with
+        later ones.
 
         opens, open_s : the number of all opens so far, and their total duration [s]
         """
@@ -106,8 +103,8 @@ class Delay:
 
     def _least_s(self, now_s: float) -> float:
         """Returns the smallest mean duration of an open [s] that was measured in the last MEMORY_S.
-        If no measurement has been completed, returns the mean of the measurement in progress, or
-        infinity if it contains no open yet."""
+        If no measurement is complete, returns the mean of the measurement in progress; infinity if
+        it contains no open yet."""
         while self._least and self._least[0][0] < now_s:
             self._least.popleft()
         if self._least:
@@ -116,9 +113,9 @@ class Delay:
         return took_s / opens if opens else math.inf
 
     def _remember(self, now_s: float, opens: int, took_s: float) -> None:
-        """Adds opens to the measurement in progress, and completes this measurement once it has
-        lasted LEAST_S. Means over shorter times would vary more by chance, and the smallest of them
-        would be less than the time that an open usually takes."""
+        """Adds opens to the measurement in progress. Completes the measurement once it has lasted
+        LEAST_S. The means of shorter measurements would vary more by chance, so the smallest of
+        them would be too small."""
         since_s, n, so_far_s = self._spell
         if n == 0:
             since_s = now_s
@@ -130,17 +127,16 @@ class Delay:
 
 
 class ReadsInFlight:
-    """Controls the width, which is the number of concurrent fills. Seeks the smallest width at
-    which the throughput (bytes or files per second) is nearly the highest possible. Reduces the
-    width if the fills make programs wait for the source.
+    """Controls the width, which is the number of concurrent fills. Seeks the smallest width with
+    nearly the highest throughput (bytes or files per second). If the fills make programs wait for
+    the source, reduces the width.
 
-    Sources differ by orders of magnitude in latency and bandwidth. A source of high latency needs
-    many concurrent reads. At a source that is limited by its bandwidth, additional reads only delay
-    each other. So the width is doubled until a doubling no longer raises the throughput by the
-    factor GAIN. From time to time a smaller or a larger width is tried, because the load on a
-    shared source changes. Small files are judged by files per second, because the time that a
-    source needs for a small file hardly depends on the file's size. Large files are judged by bytes
-    per second.
+    Sources differ by orders of magnitude in latency and bandwidth. A source with high latency needs
+    many concurrent reads. If the bandwidth is the limit, additional reads only delay each other. So
+    the width is doubled until a doubling no longer raises the throughput by the factor GAIN. The
+    load on a shared source changes, so a smaller or a larger width is tried from time to time.
+    Small files are judged by files per second, because their size hardly affects the time of a
+    read. Large files are judged by bytes per second.
 
     least, most : bounds of the width, both included
     """
@@ -154,8 +150,8 @@ class ReadsInFlight:
         self._trial: tuple[int, _Rate] | None = None
         self._down = True  # whether the last trial decreased the width
         self._hold = FIRST_HOLD
-        # The number of windows since the last trial. The next trial begins when this number reaches
-        # `_hold`. The initial value is large, so that the first trial begins at once.
+        # The number of windows since the last trial. At `_hold`, the next trial begins. The initial
+        # value makes the first trial begin at once.
         self._kept = HOLD
         self._backs = 0  # how many times in a row the width was decreased because opens were late
         # The width and the mean duration of an open [s] before the decreases that `_backs` counts.
@@ -166,8 +162,8 @@ class ReadsInFlight:
     def step(self, now_s: float, so_far: Counted, *, is_full: bool) -> int:
         """Returns the width to use from now on.
 
-        is_full : whether more fills are requested than run now. If this is False, the width does
-            not limit the rates, so the rates do not show whether the width is right
+        is_full : whether more fills are requested than run now. If not, the width does not limit
+            the rates, so they do not show whether the width is right
         """
         self._was_full &= is_full
         if self._since is None:
@@ -204,11 +200,10 @@ class ReadsInFlight:
         self._since, self._was_full = (now_s, so_far), True
 
     def _step_back(self) -> None:
-        """Reduces the width because programs wait. There are two exceptions: if earlier decreases
-        have not helped, they are undone, and if the width is at its lower bound, it stays there. In
-        these two cases the fills are not the cause of the wait: the machine is busy, or other jobs
-        use the source. So the smallest mean duration of an open is determined anew, and the present
-        mean duration is regarded as usual from then on."""
+        """Reduces the width because programs wait, with two exceptions. If earlier decreases have
+        not helped, they are undone. If the width is at its lower bound, it stays there. In both
+        cases the fills do not cause the wait: the machine is busy, or other jobs use the source. So
+        all measurements are forgotten, and the present duration of opens is regarded as usual."""
         if self._trial is not None:
             self.width = min(self.width, self._trial[0])
         if not self._backs:
@@ -274,12 +269,11 @@ class _Rate:
         return cls((so_far.n_bytes - before.n_bytes) / seconds, files / seconds, files)
 
     def growth_over(self, before: "_Rate") -> float:
-        """Returns the factor by which the rate has grown since the window `before`. The bytes per
-        second and the files per second each have such a factor. If one of the windows has few
-        files, returns the factor of the bytes per second. Otherwise, if the files of both windows
-        have similar sizes, returns the larger factor. If the sizes differ, returns the smaller
-        factor, because a change of the sizes raises one of the two rates even if the source has not
-        become faster."""
+        """Returns the factor by which the rate has grown since the window `before`. There is one
+        factor for the bytes per second, and one for the files per second. If either window has few
+        files, returns the factor of the bytes. If the files of both windows have similar sizes,
+        returns the larger factor. Otherwise returns the smaller one, because a change of the sizes
+        alone raises one of the two rates."""
         in_bytes = _ratio(self.bytes_per_s, before.bytes_per_s)
         if min(self.files, before.files) < SOME_FILES:
             return in_bytes

@@ -37,17 +37,17 @@ class Copies:
         self.shared, self.tiers, self.keepers = scanner.shared, scanner.tiers, scanner.keepers
         self.block_size_bytes = scanner.config.block_size_bytes
         # The published copies that must still be compared with a second read of the source. If the
-        # source returns the same content, the copy is recorded in its tier's manifest, if the tier
-        # has one. Maps the file's catalog entry to (time of the second read [s], tier, row for the
-        # manifest). During the read, the time is infinite.
+        # content is the same, and the copy's tier has a manifest, the copy is recorded there. Maps
+        # the file's catalog entry to (time of the second read [s], tier, row for the manifest).
+        # During the read, the time is infinite.
         self._young: dict[int, tuple[float, int, Row]] = {}
         # Files that changed during a fill. The next copy of such a file is compared with a second
         # read of the source.
         self._doubted: set[int] = set()
         self._is_index_full = False
-        # `_drops` : batches of copies to remove. The elements are (tier, catalog entries of the
-        #     files, numbers of the copies, sizes of the files).
-        # `_dropping` : the number of removals that were passed to the engine and have not ended.
+        # `_drops` : batches of copies to remove. Each is (tier, catalog entries of the files,
+        #     numbers of the copies, sizes of the files).
+        # `_dropping` : how many removals were passed to the engine and have not ended.
         self._drops: deque[tuple[int, Ids, Array, Array]] = deque()
         self._dropping = 0
         # For each tier, the room that dropped copies still occupy, because their files are not
@@ -63,8 +63,8 @@ class Copies:
 
     @property
     def dropping(self) -> int:
-        """The number of dropped copies that still occupy room, because their files are not removed
-        yet. Another thread may add to `_drops` meanwhile, so a snapshot of `_drops` is counted."""
+        """The number of dropped copies whose files are not removed yet, so that they still occupy
+        room. Another thread may add to `_drops` meanwhile, so a snapshot is counted."""
         return self._dropping + sum(len(ids) for _, ids, _, _ in tuple(self._drops))
 
     def tier(self, number: int) -> Tier:
@@ -76,8 +76,8 @@ class Copies:
 
     def made(self, results: Array) -> Bools:
         """Processes the results of successful FILL and CHECK orders. The engine has already
-        published nearly all of these copies. This method publishes or drops the few others. Returns
-        for each result whether its copy is published now, (n,)."""
+        published nearly all of their copies. This method publishes or drops the others. Returns an
+        array (n,): for each result, whether its copy is published now."""
         fills = results[results["kind"] == JobKind.FILL]
         self._count(fills)
         self._decide(results[results["is_published"] == 0])
@@ -85,9 +85,8 @@ class Copies:
         ids = np.ascontiguousarray(results["id"])
         words = word.make(State.PRESENT, 0, results["tier"], results["copy"])
         serves: Bools = self.shared.catalog.words[ids] == words
-        # A program may have changed a file while the file's copy was published. If `drop_changed`
-        # ran before the copy was published, it has not dropped the copy. So the copy is dropped
-        # here.
+        # A program may have changed a file while its copy was published. If `drop_changed` ran
+        # before that, it has not dropped the copy. So the copy is dropped here.
         changed = serves & self.shared.changed(ids)
         self.forget(ids[changed], State.BYPASS, Reason.CHANGED)
         serves &= ~changed
@@ -104,8 +103,8 @@ class Copies:
         self.filled_bytes += int(fills["bytes"].sum())
 
     def _decide(self, results: Array) -> None:
-        """Publishes or drops copies that the engine has not published. There are three possible
-        reasons: a program has changed the file, the tier is lost, or the catalog's index of copies
+        """Publishes or drops the copies that the engine has not published. There are three possible
+        reasons. A program has changed the file. The tier is lost. The catalog's index of copies
         must grow first."""
         if not len(results):
             return
@@ -121,8 +120,8 @@ class Copies:
             self.forget(ids[~(changed | lost)], State.BYPASS, Reason.NO_ROOM)
 
     def adopt(self, ids: Ids, rows: Array, tier_number: int) -> None:
-        """Publishes copies that earlier sessions have made. Each copy matches its file at the
-        source, and is known to be intact.
+        """Publishes copies that earlier sessions have made. The caller must know that each copy
+        matches its file at the source, and is intact.
 
         ids : (n,) the catalog entries of the copied files
         rows : (n,) the copies' rows of the manifest
@@ -137,7 +136,7 @@ class Copies:
 
     def _show(self, ids: Ids, words: Any, inodes: Any, sums: Any, made: Any) -> bool:
         """Publishes copies. Returns False if shared memory has no room for a larger index of
-        copies. If several calls in a row fail, only the first failure is logged."""
+        copies. Of several such failures in a row, only the first is logged."""
         try:
             self.shared.catalog.publish(ids, words, inodes, sums, made)
         except OSError as error:
@@ -155,15 +154,15 @@ class Copies:
     # --- recording ----------------------------------------------------------------------------
 
     def doubt(self, entry: int) -> None:
-        """Notes that the file has changed during its fill and may still be changing. The file's
-        next copy is kept only if a second read of the source returns the same content, even if the
+        """Notes that the file has changed during its fill, and may still be changing. Its next copy
+        is kept only if a second read of the source returns the same content. This holds even if the
         copy's tier has no manifest."""
         self._doubted.add(entry)
 
     def _record(self, results: Array) -> None:
         """Records copies in the manifests of persistent tiers. If a file may have changed during
-        its fill, or shortly before the fill, its copy is recorded only after a second read of the
-        source has returned the same content."""
+        its fill, or shortly before, its copy is recorded later. A second read of the source must
+        first return the same content."""
         if not (self.keepers or self._doubted):
             return
         kept = np.isin(results["tier"], list(self.keepers))
@@ -209,8 +208,8 @@ class Copies:
             self.engine.submit(JobKind.COMPARE, one(entry), words, sums=one(row.sum))
 
     def compared(self, result: Any) -> None:
-        """Processes the result of a COMPARE order. With this order, the engine has read a file from
-        the source again, and has compared its content with the copy."""
+        """Processes the result of a COMPARE order: the engine has read a file from the source
+        again, and has compared its content with the copy."""
         entry = int(result["id"])
         young = self._young.pop(entry, None)
         if young is None or result["status"] == JobStatus.ABANDONED:
@@ -228,22 +227,22 @@ class Copies:
     # --- lost tiers -------------------------------------------------------------------
 
     def lose_tier(self, number: int) -> None:
-        """Drops the copies of a lost tier: clients stop opening these copies, and new copies of the
-        files may be made in other tiers."""
+        """Drops the copies of a lost tier. Clients stop opening these copies, and the files can get
+        new copies in other tiers."""
         lib.monarch_lose_tier(self.shared.catalog.writer, number)
         words = self.shared.catalog.words
         here = (word.state(words) == State.PRESENT) & (word.tier(words) == number)
         self.forget(np.flatnonzero(here).astype(np.uint64), State.ABSENT)
 
     def _is_lost(self, tiers: Array) -> Bools:
-        """Returns whether each of the tiers with these numbers is lost, (n,)."""
+        """Returns an array (n,): for each of these tier numbers, whether the tier is lost."""
         lost = [n for n, tier in enumerate(self.tiers) if tier is not None and tier.gone]
         return np.isin(tiers, lost)
 
     # --- dropping -----------------------------------------------------------------------------
 
     def forget(self, ids: Ids, state: State, reason: int = 0) -> None:
-        """Drops the copies of these files: clients stop opening the copies now, and the copies
+        """Drops the copies of these files. Clients stop opening the copies now. The copies
         themselves are removed later.
 
         ids : (n,) the files' catalog entries
@@ -254,9 +253,9 @@ class Copies:
         catalog = self.shared.catalog
         words = catalog.words[ids]
         tiers, numbers = word.tier(words), word.copy(words)
-        # An entry's word contains the state, and the tier and number of the copy. The tier and
-        # number stay there until the copy's file is removed. Until then, they identify open
-        # descriptors of the copy, and the source file gets no new copy.
+        # An entry's word contains the state, and the tier and number of the copy. Tier and number
+        # stay in the word until the copy's file is removed. They identify open descriptors of the
+        # copy, and they keep the source file from getting a new copy.
         catalog.set_words(ids, word.make(state, reason, tiers, numbers))
         for entry in ids.tolist() if self._young else ():
             self._young.pop(entry, None)
@@ -282,8 +281,8 @@ class Copies:
         self._drop(tier, nobody, rows["copy"], rows["size"])
 
     def feed_drops(self) -> None:
-        """Passes the engine a batch of copies to remove. Until the engine has removed a copy, the
-        copy's room is regarded as used, so that the tier's quota is never exceeded."""
+        """Passes the engine a batch of copies to remove. A copy's room is regarded as used until
+        the copy is removed. Otherwise new copies could exceed the tier's quota."""
         for tier, rows in self.scanner.take_stale().items():
             self._drop_rows(tier, rows)
         if self._drops and self._dropping < DROPS:
@@ -306,8 +305,8 @@ class Copies:
             catalog.set_state(one(entry), State(int(word.state(now))), int(word.reason(now)))
 
     def renew(self, entry: int, fresh: Array) -> bool:
-        """Writes a file's present attributes to the file's entry. The file must have no copy.
-        Returns False if shared memory is full; the source then serves the file for the rest of the
+        """Writes a file's present attributes to the file's entry. The file must have no copy. If
+        shared memory is full, returns False, and the source serves the file for the rest of the
         session.
 
         fresh : (1,) of dtype ENTRY

@@ -52,23 +52,25 @@ def is_passing(result: Any) -> bool:
     return result["status"] != JobStatus.DONE and result["error"] in NO_DESCRIPTOR
 
 
-# A program may hand over the descriptor of a file that is not in the catalog yet. At most this many
-# of these files are fetched from the engine at a time.
+# A program may hand over a file's descriptor before the file is in the catalog. At most this many
+# such files are fetched from the engine at a time.
 UNMET = 512
-# For fills that the engine orders on its own, it may use at most this much of a tier's room at a
-# time [bytes]. The free memory and disk space are checked again before each such grant of room.
+# A grant is room that the engine may use for fills that it orders on its own. It is at most this
+# much of a tier's room [bytes]. Before each grant, the free memory and disk space are checked
+# again.
 GRANT_BYTES = 64 << 20
-# Each concurrent read has a buffer of BUFFER_BYTES [bytes]. The buffers occupy memory, as copies in
-# a RAM tier do. So all buffers together take at most the share BUFFERS_SHARE of the free memory.
+# Each concurrent read has a buffer of BUFFER_BYTES [bytes]. The buffers and the copies in a RAM
+# tier compete for memory. So all buffers together take at most the share BUFFERS_SHARE of the free
+# memory.
 BUFFER_BYTES, BUFFERS_SHARE = 1 << 20, 1 / 16
-# While the sources are being read, at most this many background fetches from peers (fetches that no
-# reader waits for) run at a time. At other times the limit adapts to the throughput, but is never
-# lower than LEAST_FETCHES.
+# A fetch from a peer is a background fetch if no reader waits for it. While the sources are being
+# read, at most this many background fetches run at a time. At other times this is the lowest value
+# of a limit that adapts to the throughput.
 LEAST_FETCHES = 2
 # Sources are called fast if programs hardly wait for them. Usually the durations of fills show
-# this. But before JUDGED_FILLS fills have ended, the opens of files by programs are judged instead,
-# if there are at least SOME_OPENS of them. The sources are then fast if the mean duration of an
-# open is less than AT_HAND_S [s]. (If the file system has to ask a server, an open takes longer.)
+# this. Until JUDGED_FILLS fills have ended, the opens of files by programs show it, if there are at
+# least SOME_OPENS. Their mean duration must then be less than AT_HAND_S [s]. (If the file system
+# must ask a server, an open takes longer.)
 JUDGED_FILLS, SOME_OPENS, AT_HAND_S = 32, 16, 20e-6
 # While programs use all processors, and programs' opens show that the sources are fast, background
 # fills run only for WORKED_S out of every WORKED_EACH_S [s].
@@ -81,8 +83,8 @@ class Engine:
     c : struct monarch_engine *
     width : how many threads do background reads of the sources (reads that no reader waits for)
     reads_ahead : whether the engine accepts PAGE_IN orders, which read a copy into the page cache.
-        Only every second thread executes such orders, so that a tier that hangs cannot block all
-        threads. An engine with a single thread therefore accepts none of them
+        A tier that hangs must not block all threads, so only every second thread executes such
+        orders. An engine with one thread therefore accepts none
     packs : the packs from which the threads read small files
     """
 
@@ -134,13 +136,13 @@ class Engine:
         self.packs.add(source.number, source.config)
 
     def pending(self, *, in_use: bool | None = None, from_peers: bool | None = None) -> int:
-        """Returns the number of orders, except PAGE_IN, that are queued or running, or whose
-        results were not fetched yet.
+        """Returns the number of orders that are queued or running, or whose results were not
+        fetched yet. PAGE_IN orders are not counted.
 
-        in_use : which orders to count: those for files in use (True), those for other files
-            (False), or both (None)
-        from_peers : which orders to count: those that ask peers (True), those that do not (False),
-            or both (None)
+        in_use : True: count only orders for files in use; False: only those for other files; None:
+            both
+        from_peers : True: count only orders that ask peers; False: only those that do not; None:
+            both
         """
         origins = {
             None: lib.MONARCH_ORIGINS,
@@ -158,14 +160,14 @@ class Engine:
     @property
     def stands_back(self) -> bool:
         """Whether the engine runs fewer background fills, to leave the processors to programs. It
-        does so if no processor is idle and the sources are so fast that programs hardly wait for
+        does so if no processor is idle, and the sources are so fast that programs hardly wait for
         them."""
         return self._idle is not None and self._spare < self._reads.most
 
     def flows(self, places: int) -> Uints:
-        """Returns how many bytes were read, and how long the reads took [ns], in an array of shape
-        (places, 2, MONARCH_LEVELS); see struct monarch_flow. A place is either one node, or all
-        sources together. A level is a range of the number of concurrent reads."""
+        """Returns how many bytes were read, and how long the reads took [ns], as an array (places,
+        2, MONARCH_LEVELS); see struct monarch_flow. A place is one node, or all sources together. A
+        level is a range of the number of concurrent reads."""
         counts = np.zeros((places, 2, lib.MONARCH_LEVELS), dtype=np.uint64)
         out = ffi.cast("struct monarch_flow *", pointer(counts))
         lib.monarch_engine_flows(self.c, out, places)
@@ -193,15 +195,14 @@ class Engine:
         sums: Array | None = None,
         peers: Int32s | None = None,
     ) -> None:
-        """Passes orders for files to the engine. The engine runs them in the sequence of `ids`,
-        except that all orders for files in use run before all other orders.
+        """Passes orders for files to the engine. The engine first runs all orders for files in use,
+        then all others. Within both groups, it keeps the sequence of `ids`.
 
         ids : (n,) the files' catalog entries
         words : (n,) words (as in the catalog) that contain the tiers and numbers of the copies
         sums : (n,) the checksums that a CHECK or COMPARE expects
-        peers : (n, MONARCH_ASKED) the nodes that a FILL asks one after another before it reads the
-            source; -1 for none. MONARCH_HAS_IT is added to the number of a node that has a complete
-            copy
+        peers : (n, MONARCH_ASKED) the nodes that a FILL asks in turn before it reads the source; -1
+            for none. MONARCH_HAS_IT is added to a node's number if the node has a complete copy
         """
         whose, n = (self.c, self._shared.catalog.c), len(ids)
         places = pointer(word.tier(words), np.uint32), pointer(word.copy(words), np.uint64)
@@ -214,9 +215,9 @@ class Engine:
         self, rooms: list[TierRoom], first_copy: int, meets: int, *, staged_bytes: int = 0
     ) -> None:
         """Allows the engine to order fills on its own, for files that a reader waits for and whose
-        fill is not ordered yet. The engine places each of these files in the first tier of `rooms`
-        that can hold it. Until `end_grant`, no other part of the daemon may set the word of an
-        entry that is ABSENT or WANTED, or place anything in the tiers of `rooms`.
+        fill is not ordered yet. The engine places each file in the first tier of `rooms` that can
+        hold it. Until `end_grant`, the rest of the daemon must place nothing in these tiers. It
+        must not set the word of an ABSENT or WANTED entry either.
 
         rooms : the room that the engine may use in each tier
         staged_bytes : if positive, the last of `rooms` is the room of the staging area. The engine
@@ -237,16 +238,16 @@ class Engine:
         lib.monarch_engine_grant(self.c, len(rooms), where, first_copy, meets)
 
     def end_grant(self) -> Array:
-        """Ends the permission that `grant` has given. Returns the orders that the engine has made
-        with this permission, (n,) of dtype PLACED. The array is valid until the next call."""
+        """Ends the permission of `grant`. Returns the orders that the engine has made meanwhile, as
+        an array (n,) of dtype PLACED. The array is valid until the next call."""
         where = pointer(self._placed)
         return self._placed[: lib.monarch_engine_end_grant(self.c, where)]
 
     def set_homes(self, ids: Array, asked: Array, keeps: Bools) -> None:
-        """Tells the engine which nodes keep these files. In a cluster, the engine needs this
-        information for the fills that it orders on its own. After the first call, it orders no fill
-        of a file that was in none of the calls. Python must order the fills of such files. Raises
-        MemoryError if there is no memory.
+        """Tells the engine which nodes keep these files. In a cluster, the engine needs this for
+        the fills that it orders on its own. After the first call, it orders fills only for files
+        that were in one of the calls. Python must order the fills of all others. Raises MemoryError
+        if there is no memory.
 
         ids : (n,) the files' catalog entries
         asked : (n, MONARCH_ASKED) the nodes that a fill asks, -1 for none
@@ -262,29 +263,29 @@ class Engine:
 
     def rest(self, limit_s: float) -> bool:
         """Sleeps for at most limit_s [s]. The sleep ends early if the engine has work that only
-        Python can do. There are three cases: a reader waits for a file whose fill only Python may
-        order; the end of an order may have made room for such a file; or the engine could not
-        publish the copy of a fill that has ended. Returns whether there was such work since the
-        last call."""
+        Python can do. There are three cases. A reader waits for a file whose fill only Python may
+        order. An order has ended, which may make room for such a file. The engine could not publish
+        the copy of a fill that has ended. Returns whether there was such work since the last
+        call."""
         return bool(lib.monarch_engine_rest(self.c, int(limit_s * 1e6)))
 
     def withdraw(self, ids: Uints) -> int:
-        """Cancels the fills of these entries, with three exceptions: fills that a thread has begun,
-        fills of files in use, and fills for which a program has handed over a descriptor. Cancelled
-        fills appear among the results at once, with status ABANDONED. Returns how many were
-        cancelled."""
+        """Cancels the fills of these entries. A fill goes on if a thread has begun it, if the file
+        is in use, or if a program has handed over a descriptor for it. Cancelled fills are among
+        the results at once, with status ABANDONED. Returns how many were cancelled."""
         return int(lib.monarch_engine_withdraw(self.c, len(ids), pointer(ids, np.uint64)))
 
     def queues(self, peers: int) -> npt.NDArray[np.uint32]:
-        """Returns, for each peer, how many unfinished orders ask this peer first, (peers,)."""
+        """Returns an array (peers,): for each peer, how many unfinished orders ask this peer
+        first."""
         lengths = np.zeros(peers, dtype=np.uint32)
         lib.monarch_engine_queues(self.c, pointer(lengths), peers)
         return lengths
 
     def share(self, shares: npt.NDArray[np.uint32]) -> None:
         """Sets the weights of the ranks, which are the training processes of this node. A demand is
-        a part of a file that a reader waits for. In proportion to the weights, the engine divides
-        its time among the demands of the ranks.
+        a part of a file that a reader waits for. The engine divides its time among the ranks'
+        demands in proportion to the weights.
 
         shares : (MONARCH_RANKS,) the weight for each rank number that a demand may contain; 0 for a
             number without a rank
@@ -302,8 +303,8 @@ class Engine:
         lib.monarch_engine_drop(self.c, len(ids), entries, places, *others)
 
     def results(self) -> Iterator[Array]:
-        """Yields batches of results, (n,) of dtype RESULT. A batch is valid until the next batch is
-        requested. The block sums of its results are valid until `settle`."""
+        """Yields the results in batches, arrays (n,) of dtype RESULT. A batch is valid until the
+        next one is requested. The block sums of its results are valid until `settle`."""
         count = RESULTS
         while count == RESULTS:
             where = pointer(self._buffer)
@@ -330,10 +331,10 @@ class Engine:
             lib.monarch_engine_width(self.c, self.width, self._fetch_width, self.stands_back)
 
     def _adapted_fetches(self, now_s: float) -> int:
-        """Returns the limit on concurrent background fetches from peers: the smallest limit at
-        which the throughput is nearly the highest possible. While a source is being read, the limit
-        is LEAST_FETCHES. Reads of the source take precedence, because a file that another node has
-        copied can be fetched quickly at any later time."""
+        """Returns the limit on concurrent background fetches from peers: the smallest limit with
+        nearly the highest throughput. While a source is being read, the limit is LEAST_FETCHES.
+        Reads of the source take precedence: a file that another node has copied can be fetched
+        quickly later."""
         files = int(lib.monarch_engine_count(self.c, lib.MONARCH_PEER_FILES))
         reads = bool(lib.monarch_engine_reads_sources(self.c))
         is_full = self.pending(from_peers=True) > self._fetches.width and not reads
@@ -356,11 +357,11 @@ class Engine:
     def _spare_width(self, now_s: float, so_far: Counted) -> int:
         """Returns how many threads may do background fills.
 
-        All threads may do so, unless the sources are fast and no processor is idle. In that case,
-        programs need the processors more than fills do. A single thread then does the background
-        fills, so that the daemon notices when a source is no longer fast. Even this thread works
-        only part of the time if two more conditions are met: the latest opens of files by programs
-        also show that the sources are fast, and no other node can be waiting for this node's fills.
+        Usually, all threads may. If the sources are fast and no processor is idle, only one thread
+        may, because programs need the processors more than fills do. This thread shows whether the
+        sources stay fast. Under two more conditions, even this thread pauses most of the time.
+        First, the latest opens of files by programs also show that the sources are fast. Second, no
+        other node can be waiting for this node's fills.
         """
         if not self._are_fast(so_far):
             self._idle = None
@@ -381,15 +382,13 @@ class Engine:
 
     def await_results(self, *, is_awaited: bool) -> None:
         """Tells the engine whether any part of the daemon waits for the results of successful
-        fills. If not, the engine wakes the daemon's loop less often."""
+        fills. If none does, the engine wakes the daemon's loop less often."""
         lib.monarch_engine_await(self.c, is_awaited)
 
     def take_handovers(self) -> bool:
-        """Starts to receive descriptors from the session's handover sockets. After a program has
-        read a file, it sends the file's descriptor to such a socket, so that the daemon can make a
-        copy without opening the file. Returns False if the sockets cannot be made, or no thread can
-        be started.
-        """
+        """Starts to receive descriptors from the session's handover sockets. A program that has
+        read a file sends the file's descriptor there. So the daemon can copy the file without
+        opening it. Returns False if the sockets cannot be made, or no thread can be started."""
         session = self._shared.session
         try:
             for path in session.handovers:
@@ -402,10 +401,10 @@ class Engine:
         return int(lib.monarch_engine_handovers(self.c, numbers, len(numbers))) == 0
 
     def unmet(self, source: int, renames: int) -> tuple[Array, Any]:
-        """Returns new catalog entries, (n,) of dtype ENTRY, for files of one source that programs
-        have handed over and that are not in the catalog yet. Also returns the C array that contains
-        the paths of these files. The engine keeps the files' descriptors for at least 50 ms
-        (csrc/handover/kept.c), so the fills of the files should be ordered within that time.
+        """Returns an array (n,) of new catalog entries, of dtype ENTRY. They describe files of one
+        source that programs have handed over before the catalog contained them. Also returns the C
+        array that contains the files' paths. The engine keeps the files' descriptors for at least
+        50 ms (csrc/handover/kept.c). Order their fills within that time.
 
         renames : how many directories programs have renamed so far. Files that were handed over
             before the last of these renames are left out, because their paths may be wrong
@@ -416,9 +415,9 @@ class Engine:
         return entries[:n].copy(), pool
 
     def stop(self, limit_s: float) -> int:
-        """Abandons all orders and ends the threads. Returns the number of threads that did not end
-        within limit_s [s], because a file system does not answer. The caller must not close or free
-        the descriptors and memory that these threads use."""
+        """Abandons all orders and ends the threads. Returns how many threads did not end within
+        limit_s [s], because a file system does not answer. Do not close or free the descriptors and
+        memory that these threads use."""
         left = int(lib.monarch_engine_stop(self.c, max(0, int(limit_s * 1000))))
         for each in self._handovers if not left else ():
             each.close()

@@ -1,12 +1,12 @@
 """Evicts copies from tiers to make room for files that a plan uses sooner (Lobster 4.4).
 
 A plan predicts which files each program will use, and in which order. Copies that are not used
-again before the end of the next epoch are evicted before all others. Of the other copies, the one
-whose next use is farthest away is evicted first. (These are Lobster's rules of reuse count and
-reuse distance.) The freed room is assigned to files that have no room yet; those that are used
-soonest come first. A copy is evicted for a file only if the file is used twice before the copy is
-used again (Lobster's rule of coordination with prefetching; `policies.eviction.exchange`). Nothing
-is evicted if there is no plan, if the coming uses are unknown, or if no file needs room.
+again before the end of the next epoch are evicted first. Of the others, the copy whose next use is
+farthest away is evicted first. The freed room goes to files that have no room yet, in the order of
+their next use. A copy is evicted for a file only if the file is used twice before the copy is used
+again (`policies.eviction.exchange`). These are Lobster's rules of reuse count, of reuse distance,
+and of coordination with prefetching. Nothing is evicted without a plan, if the coming uses are
+unknown, or if no file needs room.
 """
 
 import math
@@ -28,18 +28,19 @@ from monarch_py.policies.placement import NOWHERE
 # The search for copies to evict runs at most once every LOOK_S [s], and takes at most the share
 # SHARE of the loop's time.
 LOOK_S, SHARE = 0.1, 0.05
-# Limit on the total size [bytes] of the files that are assigned to a tier and whose fills have not
-# begun. Eviction assigns no further files beyond this limit. A single file may be larger.
+# Limit on the total size [bytes] of files that are assigned to a tier and whose fills have not
+# begun. At the limit, eviction assigns no further files. A single file may be larger than the
+# limit.
 MOST_BYTES = 64 << 20
 # One search makes room for at most MOST_FILES files in a tier. To make room for n files, it
-# examines TIMES * n of the tier's copies: those whose next use is farthest in the future.
+# examines the TIMES * n copies whose next use is farthest away.
 MOST_FILES, TIMES = 2048, 4
-# A tier may have no room for files that the plan has assigned to it. The room may be occupied by
-# files outside the plan, or by other users of the file system. If a tier lacks room for longer than
-# SHORT_S [s], the files that do not fit are no longer assigned to it.
+# A tier may lack room for files that the plan has assigned to it. Files outside the plan, or other
+# users of the file system, may occupy the room. If this lasts longer than SHORT_S [s], the files
+# that do not fit are no longer assigned to the tier.
 SHORT_S = 10.0
-# The distances to the next uses are computed by a thread. If the computation was requested more
-# than this time [s] ago, its result is out of date and is ignored.
+# A thread computes the distances to the next uses. A result that was requested more than this time
+# ago [s] is out of date, and is ignored.
 OLD_S = 5.0
 
 Uses = Ints
@@ -49,12 +50,11 @@ class Evictions:
     """Evicts copies to make room for files that a plan uses sooner. Runs in the daemon's loop and
     never blocks.
 
-    foresee : a function that starts to compute two arrays in a thread, both (entries,): the
-        distance to the next use of each file, and the distance to the use after the next one;
-        NOT_SOON where no use is known. It returns a Future of both arrays, or None if the plan does
-        not show the next uses yet
-    may_go : a function that takes files, and returns for each of them whether this node may drop
-        the file's copy
+    foresee : a function that starts a computation in a thread, and returns a Future of two arrays
+        (entries,). The first contains the distance to each file's next use, the second the distance
+        to the use after that; NOT_SOON where no use is known. Returns None if the plan does not
+        show the next uses yet
+    may_go : a function that takes files, and returns for each whether this node may drop its copy
     evicted : the number of evicted copies for each tier with eviction, by the tier's number
     """
 
@@ -116,9 +116,8 @@ class Evictions:
             placement[ids[np.cumsum(room.rounded(sizes[ids])) > there]] = NOWHERE
         if kept_for > there or kept_for >= MOST_BYTES:
             return
-        # Room is made only for files whose next two uses are known. If a file is used only once
-        # before the end of the next epoch, its second use is unknown, because `foresee` does not
-        # look farther.
+        # Room is made only for files whose next two uses are known. `foresee` looks only to the end
+        # of the next epoch. If a file is used only once until then, its second use is unknown.
         coming = np.flatnonzero(absent & (placement == NOWHERE) & (second != NOT_SOON))
         if len(coming) > MOST_FILES:
             coming = coming[np.argpartition(first[coming], MOST_FILES)[:MOST_FILES]]

@@ -32,17 +32,17 @@ class IdleCores:
         """Returns the idle time and the total time of the processors, each summed over all
         processors [s]."""
         mine, all_ = os.sched_getaffinity(0), psutil.cpu_times(percpu=True)
-        # A processor's position in psutil's list is taken for its number, which sched_getaffinity
-        # returns. The two may differ if some processors are offline, because psutil lists only
-        # those that are online. If no processor is found in this way, all processors are counted.
+        # A processor's position in psutil's list is taken for its number in sched_getaffinity. The
+        # two may differ if processors are offline, because psutil leaves these out. If no processor
+        # is found in this way, all are counted.
         times = [t for number, t in enumerate(all_) if number in mine] or all_
         # Only the first eight fields are summed. The other fields are guest times, which are
         # already included in `user` and `nice`.
         return sum(t.idle + t.iowait for t in times), sum(sum(t[:8]) for t in times)
 
     def take(self) -> float:
-        """Returns how many processors were idle, on average, since the last call. Returns 0 if the
-        number is not known, for example because the process has no free descriptor."""
+        """Returns how many processors were idle, on average, since the last call. Returns 0 if this
+        is not known, for example without a free descriptor."""
         try:
             (idle_s, all_s), before = self._look(), self._before
         except OSError:

@@ -38,21 +38,20 @@ class Compared:
 
 class Outdated:
     """Compares catalog entries with the source, and drops the copies of files that have changed.
-    Any thread may call `look`. All other methods may be called only between two iterations of the
-    daemon's loop."""
+    Any thread may call `look`. Call all other methods only between two iterations of the daemon's
+    loop."""
 
     def __init__(self, scanner: Scanner, copies: Copies) -> None:
         self.scanner, self.copies, self.shared = scanner, copies, scanner.shared
-        # Files that have changed and whose old copy is still being removed. Maps a file's entry to
-        # the number of the old copy, and to the new attributes, which are written to the entry
-        # after the removal.
+        # Changed files whose old copy is still being removed. Maps a file's entry to the number of
+        # the old copy, and to the new attributes. After the removal, the attributes are written to
+        # the entry.
         self._fresh: dict[int, tuple[int, Array]] = {}
 
     def look(self, catalog: CatalogReader, ids: Ids) -> Compared:
-        """Compares the entries `ids` with the source, one after another. The entries are files and
-        directories. Stops after LIMIT_NS, but compares at least one entry. Returns the result for
-        the entries that were compared.
-        """
+        """Compares the entries `ids`, which are files and directories, with the source, one after
+        another. Stops after LIMIT_NS, but compares at least one entry. Returns the result for the
+        entries that were compared."""
         words = catalog.words[ids].copy()
         found, fresh = np.zeros(len(ids), dtype=np.uint8), np.zeros(len(ids), dtype=ENTRY)
         roots = pointer(np.array([source.fd for source in self.scanner.sources]), np.int32)
@@ -64,7 +63,8 @@ class Outdated:
 
     def drop(self, compared: Compared) -> tuple[Ids, Ids]:
         """Drops the copies of files that have changed or are gone. Returns two arrays: the files
-        that are ABSENT now and can be filled again, and the directories with a changed listing."""
+        that are ABSENT now and can be filled again, and the directories whose listing has
+        changed."""
         catalog = self.shared.catalog
         kinds, states = catalog.entries["kind"][compared.ids], word.state(compared.words)
         directories = compared.ids[(kinds == Kind.DIR) & (compared.found != lib.MONARCH_SAME)]
@@ -88,8 +88,8 @@ class Outdated:
         return compared.ids[usable], directories
 
     def _marked(self, compared: Compared) -> Bools:
-        """Returns, for each file, whether a client has changed it at the source in this session,
-        (n,). A file that a client has changed gets no copy until the session ends."""
+        """Returns an array (n,): for each file, whether a client has changed it at the source in
+        this session. Such a file gets no copy until the session ends."""
         is_replaced = compared.found == lib.MONARCH_REPLACED
         entries = self.shared.catalog.entries[compared.ids]
         inodes = np.where(is_replaced, compared.fresh["ino"], entries["ino"])

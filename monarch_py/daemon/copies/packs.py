@@ -29,8 +29,8 @@ def _open(pack: Path) -> int:
 
 class Packs:
     """The packs that the configuration names. A pack is a tar file with many small files of a
-    source; the engine's threads read these files from the pack. If a pack cannot be used, the
-    reason is logged, and the small files are read one by one.
+    source, which the engine's threads read from the pack. If a pack cannot be used, the reason is
+    logged, and the files are read one by one.
 
     engine : struct monarch_engine *
     """
@@ -69,8 +69,8 @@ class Packs:
         return True
 
     def arranged(self, ids: Ids, catalog: CatalogReader) -> Ids:
-        """Returns the files in the order in which they can be read fastest, (n,). Files in packs
-        are sorted by source and by their position in the pack. All other files keep their positions
+        """Returns the files as an array (n,), in the order in which they can be read fastest. Files
+        in packs are sorted by source and by position in the pack. All other files keep their places
         in `ids`."""
         if not self._used or len(ids) < 2:
             return ids

@@ -1,11 +1,11 @@
 """Divides the engine's threads among the ranks of this node.
 
 A rank is a training process with its workers; the launcher numbers the ranks of a node
-(csrc/preload/session/session.c). At the end of a step, all ranks wait for the slowest one. So a
-rank that is predicted to load more gets a larger share of the time that the engine's threads spend
-on demands (Lobster, 4.2 and 4.3). A demand is a part of a file that a reader waits for. Lobster's
-Algorithm 1 assigns a queue and a number of threads to each rank. Here, the queue of a rank consists
-of its demands, and each rank gets slices of thread time instead of threads.
+(csrc/preload/session/session.c). A demand is a part of a file that a reader waits for. At the end
+of a step, all ranks wait for the slowest one. So a rank that is predicted to load more gets more of
+the threads' time for its demands (Lobster, 4.2 and 4.3). Lobster's Algorithm 1 assigns a queue and
+a number of threads to each rank. Here, a rank's queue is the set of its demands, and it gets slices
+of thread time instead of threads.
 """
 
 import math
@@ -22,34 +22,32 @@ from monarch_py.daemon.segments import Shared
 from monarch_py.native import ffi, lib
 from monarch_py.policies.lobster.queues import queue_seconds, share_threads
 
-# The loads of the ranks are predicted every WINDOW_S [s], or less often if the predictions would
-# otherwise take more than the share MOST_OF_TIME of the daemon's time.
+# The ranks' loads are predicted every WINDOW_S [s]. If predictions take long, they are made less
+# often: they take at most the share MOST_OF_TIME of the daemon's time.
 WINDOW_S = 0.1
 MOST_OF_TIME = 0.02
-# For each rank, the sizes of the files that it has opened are summed. The sum decays exponentially
-# with the time constant MEMORY_S [s]. If it falls below one byte, the rank is not active.
+# For each rank, the sizes of the files that it has opened are summed. The sum decays with the time
+# constant MEMORY_S [s]. If it is below one byte, the rank is not active.
 MEMORY_S = 0.5
 # The thread time is cut into SLICES * ranks slices. `share_threads` searches for the best division
-# of the slices among the ranks. The cost of the search grows with the square of the number of
-# slices. So with more than MOST_SEARCHED ranks there is no search, and each rank gets slices in
-# proportion to its load. The search would yield nearly the same division.
+# of the slices among the ranks. The search's cost grows with the square of the number of slices. So
+# with more than MOST_SEARCHED ranks, each rank gets slices in proportion to its load. A search
+# would yield nearly the same.
 SLICES, MOST_SEARCHED = 8, 8
 # Each rank's load is raised to at least this share of the mean load. Otherwise the readers of a
-# rank with a small load could wait so long that they exceed their time limit
-# (csrc/preload/fill/wait.c).
+# rank with a small load could exceed their time limit (csrc/preload/fill/wait.c).
 LEAST_LOAD = 0.25
 # `queue_seconds` takes integers, so loads are expressed in units of 1/PARTS of the largest load.
 PARTS = 1 << 30
 
-# A function that predicts the next loads of this node's ranks. It returns an array of shape
-# (ranks,): how much each rank will load next, in any unit. It returns None if the next loads are
-# not known.
+# A function that predicts how much each of this node's ranks will load next, in any unit. It
+# returns an array (ranks,), or None if the next loads are not known.
 Prediction = Callable[[], Floats | None]
 
 
 def shares_of(loads: Floats) -> Ints:
-    """Returns how many slices of the threads' time each rank gets, (ranks,). Each rank gets at
-    least one slice.
+    """Returns how many slices of the threads' time each rank gets, as an array (ranks,). Each rank
+    gets at least one slice.
 
     loads : (ranks,) how much each rank is predicted to load, 0 or more, in any unit
     """
@@ -69,7 +67,7 @@ def shares_of(loads: Floats) -> Ints:
 class Ranks:
     """Sets the ranks' shares in the engine. Runs in the daemon's loop and never blocks.
 
-    is_on : whether ranks get shares; otherwise all ranks are treated alike
+    is_on : whether ranks get shares; if not, all ranks are treated alike
     """
 
     def __init__(
@@ -83,9 +81,9 @@ class Ranks:
         self.engine, self.is_on, self._clock = engine, is_on, clock
         counted = ffi.buffer(ffi.addressof(shared.clients, "rank"))
         numbers: Uints = np.frombuffer(counted, dtype=np.uint64)
-        # (MONARCH_RANKS, 2). For each rank, column 0 is the total size of all files that the rank
-        # has opened. Column 1 is the total size of those opened files that should have had a copy
-        # but had none. Row 0 belongs to the processes without a rank.
+        # (MONARCH_RANKS, 2). Column 0 is the total size of the files that each rank has opened.
+        # Column 1 is the total size of those among them that should have had a copy but had none.
+        # Row 0 belongs to the processes without a rank.
         self._counts = numbers.reshape(lib.MONARCH_RANKS, -1)[:, :2]
         self._seen = self._counts.astype(np.float64)
         self._recent = np.zeros_like(self._seen)
@@ -95,7 +93,7 @@ class Ranks:
 
     def step(self, planned: Prediction) -> None:
         """Runs one iteration. If the last prediction is old enough, predicts the ranks' loads anew,
-        and divides the thread time accordingly. Otherwise does nothing.
+        and divides the thread time accordingly.
 
         planned : a function that returns the loads that a plan predicts, in the order of the ranks'
             numbers. If it returns None, the loads are predicted from the files that each rank has
@@ -127,10 +125,10 @@ class Ranks:
         self._recent[self._recent[:, 0] < 1] = 0.0
 
     def _loads(self, active: npt.NDArray[np.intp], planned: Floats | None) -> Floats:
-        """Returns how much each active rank is predicted to load next, (active,). Without a plan,
-        the prediction for a rank is the share of files without a copy among its recently opened
-        files, weighted by size. All ranks of a job read equally much in a step, so the shares of
-        two ranks can be compared.
+        """Returns how much each active rank is predicted to load next, as an array (active,).
+        Without a plan, this is the share of bytes without a copy among the bytes of the rank's
+        recently opened files. All ranks of a job read equally much in a step, so these shares can
+        be compared.
 
         planned : the loads that a plan predicts, (ranks,); None without a plan
         """
@@ -143,8 +141,8 @@ class Ranks:
         """Returns the status fields of each rank that has opened any file."""
         active = np.flatnonzero(self._recent[:, 0])
         together = max(1, int(self._shares[active].sum()))
-        # Clients may increase the counts at any time, and np.flatnonzero raises an error if its
-        # array changes during the call. So np.flatnonzero gets a copy of the counts.
+        # np.flatnonzero raises an error if its array changes during the call. Clients may increase
+        # the counts at any time, so a copy of the counts is used.
         counts = self._counts.copy()
         return [
             {

@@ -1,7 +1,7 @@
 """Reads copies in slow tiers into the page cache before a plan's programs open them.
 
-Another way would be to make a second copy in a faster tier. The page cache is used instead, because
-the kernel can reclaim its memory, no byte is in memory twice, and each file keeps a single copy.
+A second copy in a faster tier would be another way. But the kernel can reclaim the memory of the
+page cache. Also, no byte is in memory twice, and each file keeps a single copy.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from monarch_py.ipc import word
 from monarch_py.native import JobKind, JobStatus, State
 from monarch_py.storage.tiers import Tier
 
-# At most MOST_FILES copies, with at most MOST_BYTES [bytes] together, are read into the page cache
-# at the same time. The limits are low, so that a file that is needed sooner does not wait behind
-# many reads.
+# The limits on the copies that are being read into the page cache: their number, and their total
+# size [bytes]. The limits are low, so that a file that is needed sooner does not wait behind many
+# reads.
 MOST_FILES, MOST_BYTES = 64, 32 << 20
 
 
@@ -36,31 +36,31 @@ class ReadAhead:
         self._is_slow[: len(tiers)] = [
             tier is not None and tier.config.kind != "ram" and engine.reads_ahead for tier in tiers
         ]
-        # For each catalog entry: whether a fill or a page-in of the copy was ordered, or has ended,
-        # since the file was last opened. (A page-in reads a copy into the page cache.) If so, the
-        # copy is probably in the page cache, or soon will be.
+        # A page-in reads a copy into the page cache. For each catalog entry: whether a fill or a
+        # page-in was ordered, or has ended, since the file was last opened. If so, the copy is
+        # probably in the page cache, or soon will be.
         self._brought = np.zeros(0, dtype=bool)
         # The copies that are being paged in. Maps a file's entry to the copy's size [bytes].
         self._under_way: dict[int, int] = {}
         self.files = 0
 
     def is_for(self, ids: Ids) -> Bools:
-        """Returns for each file whether it has a copy in a slow tier, (n,)."""
+        """Returns an array (n,): for each file, whether it has a copy in a slow tier."""
         words = self.shared.catalog.words[ids]
         return np.asarray((word.state(words) == State.PRESENT) & self._is_slow[word.tier(words)])
 
     def wants(self, ids: Ids) -> Bools:
-        """Returns for each file whether its copy should be paged in before the file's next use,
-        (n,)."""
+        """Returns an array (n,): for each file, whether its copy should be paged in before the
+        file's next use."""
         wanted = self.is_for(ids)
         known = ids < len(self._brought)
         wanted[known] &= ~self._brought[ids[known]]
         return wanted
 
     def order(self, ids: Ids) -> None:
-        """Orders page-ins of the copies for which `wants` returns True. Once MOST_FILES or
-        MOST_BYTES is reached, all remaining files are skipped, so `ids` must be sorted by the
-        files' next use. The engine first executes the orders that programs wait for."""
+        """Orders page-ins of the copies for which `wants` returns True. `ids` must be sorted by the
+        files' next use: at MOST_FILES or MOST_BYTES, all remaining files are skipped. The engine
+        first executes the orders that programs wait for."""
         ids = ids[self.wants(ids) & ~np.isin(ids, np.fromiter(self._under_way, dtype=np.uint64))]
         ids = ids[: MOST_FILES - len(self._under_way)]
         if not len(ids):
@@ -76,17 +76,16 @@ class ReadAhead:
         self.engine.submit(JobKind.PAGE_IN, ids, catalog.words[ids])
 
     def ended(self, result: Any) -> None:
-        """Processes the result of a PAGE_IN order. If a copy could not be read, nothing is done:
-        the next program that reads the copy will notice the error itself."""
+        """Processes the result of a PAGE_IN order. If a copy could not be read, does nothing: the
+        next program that reads the copy will notice the error itself."""
         self._under_way.pop(int(result["id"]), None)
         if result["status"] == JobStatus.DONE:
             self.files += 1
 
     def filled(self, ids: Ids) -> None:
         """Records that the fills of these files were ordered or have just ended. A fill leaves the
-        new copy in the page cache, so the copy need not be paged in. Call this method as soon as a
-        fill is ordered, because programs may open the copy before the fill's result is
-        processed."""
+        new copy in the page cache, so the copy need not be paged in. Call this as soon as a fill is
+        ordered. Programs may open the copy before the fill's result is processed."""
         self._set_brought(ids, brought=True)
 
     def opened(self, ids: Ids) -> None:

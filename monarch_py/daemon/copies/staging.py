@@ -1,9 +1,8 @@
 """The staging area: a small tier for copies that are used once and dropped.
 
-Some files that a node reads are not assigned to its tiers. The copy of such a file is stored in
-this area from its fetch to its use. (Section 2 of the NoPFS paper calls such an area the staging
-buffer.) The area has the highest tier number. No policy assigns files to it permanently, and it has
-no manifest.
+A node may read files that are not assigned to its tiers. The copy of such a file is stored here
+from its fetch to its use. (Section 2 of the NoPFS paper calls this the staging buffer.) The area
+has the highest tier number. It has no manifest, and no policy assigns files to it permanently.
 """
 
 import logging
@@ -25,17 +24,17 @@ from monarch_py.storage.tiers import Tier, refuse_replaceable
 
 log = logging.getLogger("monarch.staging")
 
-# At least 1/AT_ONCE of the quota is freed at a time, because the search for copies to drop takes
-# equally long for one file and for many files.
+# At least 1/AT_ONCE of the quota is freed at a time. The reason is that a search for copies to drop
+# takes equally long for one file and for many.
 AT_ONCE = 16
 
 
 def open_staging(
     config: Config, session: SessionDir, memory_room: MemoryRoom, *, needed: bool
 ) -> Tier | None:
-    """Opens the staging area of the configuration. If no area is configured but one is `needed`,
-    creates one in shared memory. Returns None if there is no area, or if the area cannot be opened;
-    the source then serves the files that this node does not keep."""
+    """Opens the staging area of the configuration. If none is configured but one is `needed`,
+    creates one in shared memory. Returns None if there is no area, or if it cannot be opened. The
+    source then serves the files that this node does not keep."""
     if config.staging is None and not needed:
         return None
     try:
@@ -55,19 +54,18 @@ def open_staging(
 
 
 class Staging:
-    """Keeps a list of the files in the staging area, sorted by the time at which each file arrived
-    or was last opened. Drops copies to make room for others. Runs in the daemon's loop and never
-    blocks.
+    """Lists the files in the staging area, sorted by the time at which each file arrived or was
+    last opened. Drops copies to make room for others. Runs in the daemon's loop and never blocks.
 
     number : the area's number among the tiers
-    tier : the area; None if there is no area, so that nothing is staged
+    tier : the area; if it is None, nothing is staged
     """
 
     def __init__(self, number: int, tier: Tier | None, copies: Copies, policy: NodePolicy) -> None:
         self.number, self.tier, self.copies, self._policy = number, tier, copies, policy
-        # The entries of the staged files, sorted by the time at which each file arrived or was last
-        # opened. If another part of the daemon drops a copy, the file's entry stays here until the
-        # next `_drop`.
+        # The entries of the staged files, sorted by the time of arrival or of the last open. If
+        # another part of the daemon drops a copy, the file's entry stays here until the next
+        # `_drop`.
         self._entries: dict[int, None] = {}
         self.refused: list[Ids] = []  # files that the source serves until `let_in` is called
         self.staged = self.dropped = 0
@@ -92,8 +90,8 @@ class Staging:
     # --- room -----------------------------------------------------------------------------------
 
     def can_hold(self, sizes: Uints) -> Bools:
-        """Returns, for each size [bytes], whether a file of this size would fit into the staging
-        area if the area were empty, (n,)."""
+        """Returns an array (n,): for each size [bytes], whether a file of this size would fit into
+        the empty staging area."""
         if self.tier is None or not self.tier.usable:
             return np.zeros(len(sizes), dtype=bool)
         return np.asarray(self.tier.rounded_all(sizes) <= self.capacity_bytes())
@@ -108,8 +106,8 @@ class Staging:
             return 0
 
     def admits(self, sizes: Uints) -> Bools:
-        """Returns for each file whether there is room for it now, (n,), in addition to the files
-        before it in `sizes`.
+        """Returns an array (n,): for each file, whether there is room for it now, in addition to
+        the files before it in `sizes`.
 
         sizes : (n,) the sizes of the files [bytes]
         """
@@ -119,10 +117,10 @@ class Staging:
         return take(room.rounded(sizes), room.free_bytes, room.free_inodes)
 
     def make_room(self, sizes: Uints, least_use: int = -1) -> bool:
-        """Drops copies until the free room, together with the room of the dropped copies, is enough
-        for files of these sizes, (n,) [bytes]. Keeps copies whose distance to the next use (see
-        `NodePolicy.next_use`) is less than `least_use`. Returns whether any dropped copies still
-        occupy room, because their files are not removed yet."""
+        """Drops copies to make room for files of these sizes [bytes]. The room of dropped copies
+        counts as free. Keeps copies whose distance to the next use (`NodePolicy.next_use`) is less
+        than `least_use`. Returns whether any dropped copies still occupy room, because their files
+        are not removed yet."""
         if self.tier is None:
             return False
         leaving, room = self.copies.leaving[self.number], self.tier.room()
@@ -132,9 +130,9 @@ class Staging:
         return self.copies.leaving[self.number] > 0
 
     def _drop(self, bytes_: int, least_use: int) -> None:
-        """Drops copies to free `bytes_` bytes. `NodePolicy.victims` chooses the copies. Among
-        copies with the same next use, and among copies without a known next use, the copy that
-        arrived or was opened longest ago is dropped first."""
+        """Drops copies to free `bytes_` bytes. `NodePolicy.victims` chooses them. Among copies with
+        the same next use, or without a known one, the copy that arrived or was opened longest ago
+        goes first."""
         assert self.tier is not None
         ids = np.fromiter(self._entries, dtype=np.uint64, count=len(self._entries))
         words = self.copies.shared.catalog.words[ids]
@@ -152,15 +150,15 @@ class Staging:
     # --- files for which there is no room -------------------------------------------------------
 
     def refuse(self, ids: Ids) -> None:
-        """Makes readers of these files read from the source. Call it if readers wait for the files,
-        and no copy can be dropped now to make room for them. `let_in` makes the files ABSENT later,
-        so that the next open of a file requests its fill again."""
+        """Makes readers of these files read from the source. Call this if readers wait for the
+        files, and no copy can be dropped now to make room for them. Later, `let_in` makes the files
+        ABSENT, so that the next open of a file requests its fill again."""
         self.copies.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
         self.refused.append(ids)
 
     def let_in(self) -> None:
         """Makes the files that `refuse` has left to the source ABSENT again, so that their fills
-        can be requested. Call this method when copies have arrived, or when dropped copies were
+        can be requested. Call this when copies have arrived, or when dropped copies were
         removed."""
         if not self.refused:
             return

@@ -37,9 +37,9 @@ class Checks:
         return sum(map(len, self._waiting)) + len(self._failed)
 
     def adopt_found(self) -> None:
-        """Adopts copies of earlier sessions that the scan has matched with their files. If the
-        copies in a tier may be damaged, each copy is published only after its check has succeeded.
-        The copies in other tiers are published at once."""
+        """Adopts the copies of earlier sessions that the scan has matched with their files. If the
+        copies in a tier may be damaged, each is published only after its check has succeeded.
+        Otherwise they are published at once."""
         catalog = self._shared.catalog
         for ids, rows, tier_number in self._copies.scanner.take_adopted():
             catalog.set_words(ids, word.make(State.FILLING, 0, tier_number, rows["copy"]))
@@ -68,10 +68,10 @@ class Checks:
         return ordered
 
     def failed(self, result: Any) -> None:
-        """Processes the result of a check that did not succeed. If the check was abandoned because
-        the daemon ends, marks the tier, so that the next daemon checks the tier's copies. If the
-        check failed only because no file descriptor was free, repeats it later. Otherwise the copy
-        is damaged, and is dropped."""
+        """Processes the result of a check that did not succeed. If the check was abandoned, the
+        daemon is ending. The tier is then marked, so that the next daemon checks its copies. If
+        only a free file descriptor was missing, the check is repeated later. Otherwise the copy is
+        damaged, and is dropped."""
         entry = int(result["id"])
         if result["status"] == JobStatus.ABANDONED:
             self._keepers[int(result["tier"])].distrust()

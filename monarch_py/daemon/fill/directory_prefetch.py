@@ -2,9 +2,9 @@
 of time.
 
 In a cluster, each file has a home: the node that reads the file from the source for all nodes. Each
-node first fills the files whose home it is. It fetches all other files from their homes, but only
-while a processor is idle, so that no program is slowed down. These fetches can wait, because a
-fetch from a node that has a copy is fast at any time.
+node first fills the files whose home it is. It fetches the others from their homes, but only while
+a processor is idle, so that no program is slowed down. These fetches can wait: once the home has a
+copy, a fetch is always fast.
 """
 
 import os
@@ -23,25 +23,25 @@ from monarch_py.daemon.fill.unused import UnusedPrefetch
 from monarch_py.native import State, ffi, lib
 from monarch_py.policies.placement import NOWHERE
 
-# When programs have read NAMES files of a directory to their end, the directory's other files are
-# filled. When programs have read files below NAMES direct subdirectories of a directory, the
-# directory is filled with everything below it.
+# Once programs have read NAMES files of a directory to their end, the directory's other files are
+# filled. Once they have read files below NAMES of its direct subdirectories, everything below the
+# directory is filled.
 NAMES = 4
-# Between two iterations, programs may read many files to their end. At most this many of them
-# are examined: a few are enough to recognize the directory that programs read.
+# Of the files that programs have read to their end since the last iteration, at most this many are
+# examined. A few are enough to recognize the directory that programs read.
 LOOKS = 64
 # At most this many prefetched files are queued or being filled.
 QUEUE = 4096
 # The search for files that can be prefetched examines at most this many entries of the catalog in
 # one iteration.
 ENTRIES = 65536
-# When unused copies are dropped, at least this much room is freed [bytes], so that the next files
-# find room without another search for unused copies.
+# If unused copies are dropped, at least this much room is freed [bytes]. The next files then find
+# room without another search for unused copies.
 GIVEN_BYTES = 16 << 20
 # If no tier has room for the files to be prefetched, nothing is prefetched for this long [s].
 FULL_S = 1.0
 # After programs have opened files, the daemon's loop iterates often for this long [s]. The next
-# opens are likely to follow soon, and an open of a copy does not wake the loop.
+# opens are likely to follow soon, but an open of a copy does not wake the loop.
 AWAKE_S = 2.0
 
 # The flag of an entry whose file has its home on another node.
@@ -60,11 +60,11 @@ class _Home(IntEnum):
 
 @dataclass(slots=True)
 class _Filled:
-    """A directory whose files are filled. To find these files, the catalog is examined twice: once
-    for the files whose home is this node, and once for those whose home is another node (_Home).
+    """A directory whose files are filled. The search for them goes through the catalog twice: for
+    files whose home is this node, and for files whose home is another node (_Home).
 
     is_deep : whether all its subdirectories are filled too
-    at : for each _Home, the catalog entry with which the examination goes on
+    at : for each _Home, the catalog entry at which the search goes on
     """
 
     place: Place
@@ -84,9 +84,9 @@ class _Filled:
 
 
 class Directories:
-    """Finds the directories that programs read through: directories of which programs are likely to
-    read every file. A directory is found once programs have read NAMES of its own files, or files
-    below NAMES of its direct subdirectories."""
+    """Finds the directories of which programs are likely to read every file. A directory is found
+    once programs have read NAMES of its own files, or files below NAMES of its direct
+    subdirectories."""
 
     def __init__(self) -> None:
         # The directories that were found so far; those that were found last come first.
@@ -96,7 +96,7 @@ class Directories:
 
     def note(self, place: Place, names: Iterable[bytes]) -> bool:
         """Records that programs have read these files of the directory `place` to their end.
-        Returns whether a directory was added to `filled`: `place`, or a directory above it."""
+        Returns whether `place`, or a directory above it, was added to `filled`."""
         if any(filled.covers(place) for filled in self.filled):
             return False
         self._files[place].update(names)
@@ -122,9 +122,8 @@ class Directories:
 
 
 class DirectoryPrefetch:
-    """Orders fills in the directories of which programs are likely to read every file (see
-    `Directories`). Runs in the daemon's loop, never blocks, and processes files in arrays instead
-    of one by one.
+    """Orders fills in the directories that `Directories` finds. Runs in the daemon's loop, never
+    blocks, and processes files in arrays instead of one by one.
 
     is_on : whether anything is prefetched
     unused : files that were prefetched and that no program has opened
@@ -146,7 +145,7 @@ class DirectoryPrefetch:
         self.ordered = self.waiting = 0
         self._ordered_bytes = 0.0
         # If `follow_opens` is set, clients report which files they open. If another part of the
-        # daemon has set it already, it is never cleared here.
+        # daemon has set it before, it must never be cleared here.
         self._is_followed = bool(self.shared.control.follow_opens)
         self.shared.control.follow_reads = is_on
         if is_on and filler.nodes is None:
@@ -154,10 +153,10 @@ class DirectoryPrefetch:
 
     @property
     def is_awake(self) -> bool:
-        """Whether the loop should iterate often. It should while files wait to be prefetched,
-        either because the limit on unused files is reached, or because no processor is idle for
-        fetches from other nodes. When programs open prefetched copies, more files can be
-        prefetched, but these opens do not wake the loop."""
+        """Whether the loop should iterate often. It should if files wait to be prefetched: because
+        of the limit on unused files, or until a processor is idle for fetches from other nodes.
+        When programs open prefetched copies, more files can be prefetched. But these opens do not
+        wake the loop."""
         return self._is_waiting and time.monotonic() - self._opened_at < AWAKE_S
 
     @property
@@ -172,8 +171,7 @@ class DirectoryPrefetch:
 
         opened : (n,) files that programs have opened
         unmet : (m,) files that programs opened before the files were in the catalog. It is not
-            known how much of each file was read, so only small files are regarded as read to their
-            end
+            known how much of them was read. Only the small ones are regarded as read to their end
         """
         if not self.is_on:
             return
@@ -186,9 +184,9 @@ class DirectoryPrefetch:
         if not len(read):
             return
         self.unused.note_read(read)
-        # A program hands over the descriptor of a small file that it has read, but perhaps later
-        # than now. So these files are queued now, even without descriptors. Otherwise the other
-        # files of their directory might take the room.
+        # A program hands over the descriptor of a small file that it has read, but perhaps later.
+        # So these files are queued now, even without descriptors. Otherwise the other files of
+        # their directory might take the room.
         small = self.shared.catalog.entries["size"][read] <= self.shared.control.handed_bytes
         self.filler.requests.want(read[small])
         begun = False
@@ -205,7 +203,7 @@ class DirectoryPrefetch:
     def step(self) -> bool:
         """Runs one iteration: orders fills of files in the directories that `Directories` has
         found, within the limit on unused files. Returns whether the next iteration should follow at
-        once, because the search has examined only a part of the catalog."""
+        once, because a part of the catalog is not searched yet."""
         self._is_waiting = False
         if not self.is_on:
             return False
@@ -234,9 +232,9 @@ class DirectoryPrefetch:
         return self._idle.has_one(time.monotonic()) and not reads
 
     def _take(self, most: int, home: _Home) -> Ids:
-        """Returns the next files that `_find` has found, (n,): at most `most` files, and no more
-        than the limit on unused files allows. Skips each file that is larger than this limit; such
-        a file is filled when a program opens it."""
+        """Returns an array (n,) of the next files that `_find` has found: at most `most` files, and
+        no more than the limit on unused files allows. A file that is larger than this limit is
+        skipped. It is filled when a program opens it."""
         words, sizes = self.shared.catalog.words, self.shared.catalog.entries["size"]
         first, rest = self._next[home][:most], self._next[home][most:]
         first = first[words[first] == State.ABSENT]
@@ -260,8 +258,8 @@ class DirectoryPrefetch:
         sizes = self.shared.catalog.entries["size"][ids]
         fits = self.filler.policy.tier_of(ids, sizes, self.filler.rooms()) != NOWHERE
         if not fits.any():
-            # All files except the first one are put back. If the first file is too large for the
-            # tiers, it would otherwise block the files behind it forever.
+            # All files except the first one are put back. The first one may be too large for the
+            # tiers, and would then block the others forever.
             self._next[home] = np.concatenate([ids[1:], self._next[home]])
             self._full_until = time.monotonic() + FULL_S
             return
@@ -285,8 +283,8 @@ class DirectoryPrefetch:
         return looks == 0
 
     def _look(self, filled: _Filled, home: _Home, most: int, looks: int) -> tuple[Ids, int]:
-        """Returns the next files of a directory that have this home and can be prefetched, (n,).
-        Also returns how many entries were examined.
+        """Returns an array (n,) of a directory's next files that have this home and can be
+        prefetched. Also returns how many entries were examined.
 
         most, looks : the maximum numbers of files to return and of entries to examine
         """
@@ -306,14 +304,14 @@ class DirectoryPrefetch:
 
     def give_way(self, ids: Ids) -> Ids:
         """Makes room for some of the files `ids`, which programs use now and for which no tier has
-        room. Room is made only for files that had no room in an earlier use either. Returns these
-        files, or no files if nothing can be dropped. Drops prefetched copies that no program has
-        used, beginning with the last entries of the catalog. From then on, nothing more is
-        prefetched, because the tiers have no room for it.
+        room. Drops prefetched copies that no program has used, from the end of the catalog. From
+        then on, nothing more is prefetched, because the tiers have no room for it. Returns the
+        files that will have room: those that had no room in an earlier use either. If nothing can
+        be dropped, returns no files.
 
-        At the first use of a file, the program may be in its first epoch, in which it will still
-        use the other prefetched copies. A second use shows that the program reads only a part of
-        the files, again and again. It will not use the other copies, so they can be dropped.
+        At the first use of a file, the program may be in its first epoch, and may still use the
+        other prefetched copies. A second use shows that it reads only a part of the files, again
+        and again. It will not use the other copies, so they can be dropped.
         """
         again = self.unused.refuse(ids)
         unused = self.unused.copies()[0][::-1]
@@ -331,9 +329,9 @@ class DirectoryPrefetch:
     # --- starting over --------------------------------------------------------------------------
 
     def _put_back(self) -> None:
-        """Forgets the files that `_find` has found and whose fill is not ordered yet, so that the
-        files of a directory that was just added are filled first. `_find` will find the forgotten
-        files again later."""
+        """Forgets the files that `_find` has found and whose fill is not ordered yet. So the files
+        of a directory that was just added are filled first. `_find` will find the forgotten files
+        again later."""
         for home, ids in enumerate(self._next):
             first = int(ids.min()) if len(ids) else lib.MONARCH_MAX_ENTRIES
             for filled in self._directories.filled:
@@ -341,9 +339,9 @@ class DirectoryPrefetch:
         self._next = [NO_IDS, NO_IDS]
 
     def look_again(self) -> None:
-        """Restarts the search for files to prefetch at the catalog's first entry. Call it after a
-        command was cancelled. While the command ran, the search skipped the files that the command
-        had requested. Now these files are ABSENT again, and can be prefetched."""
+        """Restarts the search for files to prefetch at the catalog's first entry. Call this after a
+        command was cancelled. Until then, the search skipped the files that the command had
+        requested. These files are ABSENT again, and can be prefetched."""
         for filled in self._directories.filled:
             filled.at = [0, 0]
         self._next = [NO_IDS, NO_IDS]

@@ -38,8 +38,8 @@ class FailedFills:
         self._copies, self._staging, self._requests = copies, staging, requests
         self._scanner, self._shared = copies.scanner, copies.shared
         self._tries: dict[int, int] = {}
-        # The entries of files whose fill is postponed for lack of file descriptors. `_in_use` lists
-        # the files that programs use. `_ahead` lists the files to be filled in advance.
+        # Entries of files whose fill is postponed for lack of file descriptors. `_in_use` : files
+        # that programs use. `_ahead` : files to be filled in advance.
         self._in_use: list[int] = []
         self._ahead: list[int] = []
         self._try_at_s = 0.0
@@ -97,10 +97,9 @@ class FailedFills:
             self._requests.taken_back(one(entry))
 
     def _put_off(self, entry: int, error: int, *, in_use: bool) -> None:
-        """Postpones a fill that has failed because the daemon had no free file descriptor. If
-        programs use the file, they read it from the source meanwhile. Otherwise the file stays
-        WANTED, so that a command that has requested the fill still waits for it and can cancel
-        it."""
+        """Postpones a fill that has failed for lack of a free file descriptor. If programs use the
+        file, they read it from the source meanwhile. Otherwise the file stays WANTED. A command
+        that has requested the fill then still waits for it, and can cancel it."""
         if not self._is_told:
             log.warning(
                 "fills wait for a free file descriptor (%s); raise the limit (ulimit -n)",
@@ -135,7 +134,7 @@ class FailedFills:
 
     def _source_changed(self, entry: int, *, in_use: bool) -> None:
         """Lets a thread look up a file that has changed since the scan, or during its fill. The
-        fill is retried with the file's new attributes. Until then the file stays WANTED, and
+        fill is then retried with the file's new attributes. Until then the file is WANTED, and
         programs read it from the source. After TRIES retries, the file is left to the source."""
         catalog = self._shared.catalog
         place = int(catalog.entries["source"][entry]), catalog.path(entry)
@@ -155,7 +154,7 @@ class FailedFills:
 
     def retry_changed(self) -> None:
         """Retries the fills of changed files that threads have looked up. If there is no file at
-        the path any more, the path is left to the source."""
+        the path any more, leaves the path to the source."""
         if not self._changed:
             return
         catalog, renames = self._shared.catalog, int(self._shared.clients.renames)
@@ -178,8 +177,8 @@ class FailedFills:
         self._looks.ask(is_scanned=True, most=LOOKS)
 
     def _is_busy(self, entry: int) -> bool:
-        """Whether a fill of the file is in progress, for example because a program has opened the
-        file, or an old copy of the file is being removed."""
+        """Whether a fill of the file is in progress, for example after a program's open, or an old
+        copy of the file is being removed."""
         now = self._shared.catalog.words[[entry]]
         is_leaving = (word.copy(now) != 0) & (word.state(now) != State.PRESENT)
         return bool(((word.state(now) == State.FILLING) | is_leaving)[0])

@@ -29,16 +29,16 @@ from monarch_py.storage.tiers import Tier
 
 log = logging.getLogger("monarch.filler")
 
-# An order tells the engine, for example, to fill a file. There are three kinds of orders: fills
-# from sources for files in use, fills from peers for files in use, and orders for other files. The
-# engine has at most this many orders of each kind at a time. This number is so large that the
-# engine's threads never wait for Python. More orders would only take memory, about 500 bytes each.
+# The engine has at most this many orders of each kind at a time. There are three kinds: fills from
+# sources for files in use, fills from peers for files in use, and orders for other files, such as
+# fills and checks. This number is enough to keep the engine's threads from waiting for Python. Each
+# order takes about 500 bytes.
 ORDERS = 2048
-# The background fills that were ordered and have not ended may have at most this total size
-# [bytes]. The limit is low, because room is reserved for a fill as soon as the fill is ordered.
+# The limit on the total size of the background fills that were ordered and have not ended [bytes].
+# It is low, because each of them reserves room from its order on.
 AHEAD_BYTES = 256 << 20
-# This many background fills may be ordered even if their files exceed AHEAD_BYTES. So a thread that
-# has ended a fill can begin another fill without waiting for Python.
+# This many background fills may be ordered even if their files exceed AHEAD_BYTES. A thread that
+# has ended one fill can then begin another without waiting for Python.
 AHEAD_FILES = 4
 NO_TIER_ROOM = TierRoom(0, 0, 512)
 # If a node's tiers have had no room for this long [s], files that the node should keep for all
@@ -49,7 +49,7 @@ GRANTED_S = 2.0
 
 
 def _is_made(results: Array) -> Bools:
-    """Returns, for each result, whether it belongs to a successful fill or check, (n,)."""
+    """Returns an array (n,): for each result, whether it belongs to a successful fill or check."""
     makes = (results["kind"] == JobKind.FILL) | (results["kind"] == JobKind.CHECK)
     return np.asarray(makes & (results["status"] == JobStatus.DONE))
 
@@ -58,17 +58,17 @@ class Filler:
     """Orders fills, and processes their results. Runs in the daemon's loop and never blocks."""
 
     def __init__(self, scanner: Scanner, membership: Membership | None = None) -> None:
-        """Creates the engine, and orders nothing yet. `scanner.tiers` must list the configured
-        tiers, followed by the tier of the staging area, or by None if there is no staging area."""
+        """Creates the engine. `scanner.tiers` must list the configured tiers, followed by the tier
+        of the staging area, or by None without a staging area."""
         config = scanner.config
         self.shared, self.scanner = scanner.shared, scanner
         self.tiers, self.keepers = scanner.tiers, scanner.keepers
         peer_threads = PEER_THREADS if membership else 0
         self.engine = Engine(scanner, peer_threads)
         self.nodes = Nodes(membership, self.shared, self.engine, self.tiers) if membership else None
-        # The size of the largest file whose descriptor programs hand over [bytes]. It is 0, so that
-        # programs hand over no descriptors, if the configuration does not request a fill for every
-        # file that a program opens.
+        # The size of the largest file whose descriptor programs hand over [bytes]. Unless the
+        # configuration requests a fill for every file that a program opens, the size is 0, and
+        # programs hand over nothing.
         is_wanted = config.prefetch != "none" and not config.fill_after and config.handover_bytes
         takes = is_wanted and self.engine.take_handovers()
         self.shared.control.handed_bytes = config.handover_bytes if takes else 0
@@ -81,7 +81,7 @@ class Filler:
         # With `prefetch: auto` on a single node, `DirectoryPrefetch` replaces the next two
         # functions.
         # `give_way` : takes files that programs use, and drops copies to make room for them.
-        #     Returns the files for which there will be room.
+        #     Returns the files that will have room.
         # `beside` : takes files, and returns those that `prefetch: auto` has requested.
         self.give_way: Callable[[Ids], Ids] = lambda ids: ids[:0]
         self.beside: Callable[[Ids], Ids] = lambda ids: ids[:0]
@@ -96,8 +96,8 @@ class Filler:
         self.failed = FailedFills(self.copies, self.staging, self.requests)
         self._refused: list[Ids] = []
         shm = os.stat(self.shared.session.path).st_dev
-        # The tiers that lie on the same file system as the catalog. While the catalog may grow,
-        # `rooms` reserves some room of these tiers for the catalog.
+        # The tiers on the catalog's file system. While the catalog may grow, `rooms` reserves some
+        # room of these tiers for the catalog.
         self._beside = {n for n, tier in enumerate(self.tiers) if tier and tier.is_on(shm)}
         self._early: list[Ids] = []
         self._ordered_at = -math.inf  # when a fill was last ordered [s]
@@ -133,12 +133,11 @@ class Filler:
         self.readahead.filled(np.ascontiguousarray(ids))
 
     def end_turn(self) -> None:
-        """Grants the engine room in the tiers. Until the next iteration, the engine may use this
-        room to order fills on its own, for files that readers wait for. It places each file in the
-        tier that the filler would choose. No room is granted while a plan assigns files to tiers,
-        or if the last fill was ordered at least GRANTED_S ago. When no room is granted, the loop
-        does not measure the free room of the tiers, so a tier that hangs does not block the
-        loop."""
+        """Grants the engine room in the tiers. Until the next iteration, the engine may use it to
+        order fills on its own, for files that readers wait for. It places each file in the tier
+        that the filler would choose. No room is granted while a plan assigns files to tiers, or if
+        the last fill was ordered at least GRANTED_S ago. Without a grant, the loop does not measure
+        the tiers' free room, so a tier that hangs does not block it."""
         is_ready = self.nodes is None or self.nodes.is_ready
         is_used = time.monotonic() - self._ordered_at < GRANTED_S
         may = is_used and is_ready and not (self.policy.follows_plan or self.shared.control.off)
@@ -152,9 +151,9 @@ class Filler:
 
     def _staged_bytes(self) -> int:
         """Returns the size [bytes] of the largest file that the engine may fill into the staging
-        area on its own. For a larger file, the filler decides whether the fill reads the source or
-        asks another node, because the source may be faster. Returns 0 while files wait for room,
-        because free room goes to these files first."""
+        area on its own. A larger file may be read faster from the source than from another node, so
+        the filler chooses between them. While files wait for room, returns 0, because free room
+        goes to these files first."""
         if self.routes is None or self.requests.has_put_off:
             return 0
         return self.routes.sure_bytes()
@@ -162,9 +161,9 @@ class Filler:
     # --- orders ------------------------------------------------------------------------------
 
     def feed(self) -> bool:
-        """Passes orders to the engine: as many as possible for files in use, and a limited number
-        for files to be filled in advance. Returns True if more files are to be filled in advance,
-        and the engine could take more orders now."""
+        """Passes orders to the engine. Passes as many as possible for files in use, and a limited
+        number for files to be filled in advance. Returns whether there are more of the latter that
+        the engine could take now."""
         if self.nodes is not None:
             self.nodes.step(scanned=self.scanner.scanned)
             if not self.nodes.is_ready:
@@ -181,24 +180,23 @@ class Filler:
         self.requests.part_ways(self._is_fetched)
         for fetched in (False, True):
             room = ORDERS - self.engine.pending(in_use=True, from_peers=fetched)
-            # A file that should be fetched from a peer may be read from the source after all, for
-            # example because the source is faster (`RouteChooser.choose`). The limit on orders that
-            # ask peers does not count such a file. So the total number of both kinds of orders is
-            # limited too.
+            # Some files that should be fetched are read from the source after all, because that is
+            # faster (`RouteChooser.choose`). The limit on orders that ask peers does not count
+            # these files. So the total number of both kinds of orders is limited too.
             room = min(room, 2 * ORDERS - self.engine.pending(in_use=True))
             while room > 0 and len(ids := self.requests.next_in_use(room, from_peers=fetched)):
                 room -= self._order_fills(ids, in_use=True)
         room = ORDERS - self.engine.pending(in_use=False)
         room -= self.checks.order(room)
-        # While files wait for room, for file descriptors, or to be looked up at the source, no fill
-        # is ordered in advance, because it might have to wait for the same reason.
+        # While files wait for room, for descriptors, or for a look-up at the source, no fill is
+        # ordered in advance. It might have to wait for the same reason.
         is_short = self.requests.has_put_off or self.failed.holds_up
         may_more = room > 0 and not is_short and len(self.requests.ahead) > 0
         return may_more and self._order_ahead(room)
 
     def _is_fetched(self, ids: Ids) -> Bools:
-        """Returns whether each file is fetched from another node, (n,). While the nodes are not
-        ready, every element is False."""
+        """Returns an array (n,): for each file, whether it is fetched from another node. While the
+        nodes are not ready, every element is False."""
         if self.nodes is None or not self.nodes.is_ready:
             return np.zeros(len(ids), dtype=bool)
         return np.asarray(self.policy.others(ids)[:, 0] != NOBODY)
@@ -224,17 +222,16 @@ class Filler:
         self._early = []
 
     def _drop_rotten(self, nodes: Nodes) -> None:
-        """Drops copies that were found to be damaged when peers requested them. The peers have not
-        received these copies, and this node's own programs must not read them either."""
+        """Drops copies that proved to be damaged when peers requested them. The peers have not
+        received them. This node's own programs must not read them either."""
         ids, words = nodes.replicas.rotten()
         for entry in ids[self.shared.catalog.words[ids] == words].tolist():
             self.checks.make_anew(entry)
 
     def _order_ahead(self, room: int) -> bool:
         """Orders at most `room` fills of files that are to be filled in advance. Stops after ORDERS
-        files, even if no tier had room for many of them. Returns True if it has stopped for this
-        reason, and the engine could take more orders. The caller may then try the next files at
-        once."""
+        files, because many of them may find no room in any tier. Returns True if it has stopped for
+        this reason, and the engine could take more orders. The caller may then go on at once."""
         catalog, looked_at = self.shared.catalog, 0
         sizes = catalog.entries["size"]
         begun = np.unique(self.requests.ahead.settle(self._is_open))
@@ -250,13 +247,13 @@ class Filler:
         return room > 0
 
     def _is_open(self, ids: Ids) -> Bools:
-        """Returns for each file whether it is still WANTED or FILLING, (n,)."""
+        """Returns an array (n,): for each file, whether it is still WANTED or FILLING."""
         return np.isin(self.shared.catalog.states(ids), (State.WANTED, State.FILLING))
 
     def order_planned(self, ids: Ids, horizon: int) -> Ids:
         """Orders fills of files that a plan needs next, in the order of `ids`. Returns the files
         that stay ABSENT, because there is no room for them. If the staging area has no room for a
-        file, all later files for the staging area stay ABSENT too.
+        file, all later files for this area stay ABSENT too.
 
         ids : (n,) the files' entries
         horizon : to make room in the staging area, a copy may be dropped if at least this many
@@ -267,9 +264,9 @@ class Filler:
         return np.asarray(ids[self.shared.catalog.states(ids) == State.ABSENT])
 
     def _order_fills(self, ids: Ids, *, in_use: bool, horizon: int | None = None) -> int:
-        """Orders a fill of each WANTED file among these files. Returns the number of orders. Only
-        one fill is ordered for a file that `ids` contains twice, because a second copy would occupy
-        room and never be published.
+        """Orders a fill of each WANTED file among these files. Returns the number of orders. If
+        `ids` contains a file twice, orders only one fill: a second copy would occupy room and never
+        be published.
 
         horizon : as in `order_planned`; None if the files are not ordered for a plan
         """
@@ -286,8 +283,8 @@ class Filler:
         return ordered + self._order_staged(ids[~kept], in_use=in_use, horizon=horizon)
 
     def _order_kept(self, ids: Ids, *, in_use: bool) -> tuple[Ids, int]:
-        """Orders fills of files that this node keeps. Returns the files that are to be filled into
-        the staging area because no tier has room for them, and the number of orders."""
+        """Orders fills of files that this node keeps. Returns the files that go to the staging area
+        because no tier has room for them, and the number of orders."""
         if not len(ids):
             return ids, 0
         sizes = self.shared.catalog.entries["size"][ids]
@@ -298,9 +295,9 @@ class Filler:
 
     def _order_staged(self, ids: Ids, *, in_use: bool, horizon: int | None) -> int:
         """Orders fills into the staging area, for files that have no place in a tier. Returns the
-        number of orders. The files must be in use, or needed by a plan (`horizon`). Otherwise they
-        are skipped, because their copies would be dropped again before they are used. A skipped
-        file is staged when a program opens it."""
+        number of orders. Skips files that are neither in use nor needed by a plan (`horizon`),
+        because their copies would be dropped before they are used. A skipped file is staged when a
+        program opens it."""
         catalog = self.shared.catalog
         if not len(ids) or (not in_use and horizon is None):
             catalog.set_state(ids, State.ABSENT, Reason.NO_ROOM)
@@ -311,8 +308,8 @@ class Filler:
         ids, sizes = ids[possible], sizes[possible]
         now = self.staging.admits(sizes)
         if horizon is not None:
-            # If there is no room for a file, all files after it wait too. Otherwise later, smaller
-            # files would always take the room that a large file needs.
+            # If there is no room for a file, all files after it wait too. Otherwise smaller files
+            # would always take the room that a large file needs.
             now = np.logical_and.accumulate(now)
         if not now.all():
             least_use = -1 if horizon is None else horizon
@@ -350,10 +347,10 @@ class Filler:
         return len(ids)
 
     def rooms(self) -> list[TierRoom]:
-        """Returns the free room of each tier, so that the policy can choose a tier. If a tier is on
-        the catalog's file system, some of its room is reserved for the catalog while the catalog
-        may grow (until `Scanner.is_settled`). The catalog has precedence, because a file without an
-        entry can never get a copy."""
+        """Returns the free room of each tier, from which the policy chooses a tier. While the
+        catalog may grow (until `Scanner.is_settled`), some room is reserved for it in the tiers on
+        its file system. The catalog has precedence, because a file without an entry can never get a
+        copy."""
         growing = set() if self.scanner.is_settled else self._beside
         return [
             NO_TIER_ROOM if tier is None else tier.room(is_shared=number in growing)
@@ -361,12 +358,11 @@ class Filler:
         ]
 
     def _nowhere(self, ids: Ids, *, in_use: bool) -> Ids:
-        """Handles files for which no tier has room now. Returns the files that are to be filled
-        into the staging area. If copies may be dropped to make room for a file, the file waits
-        until these copies are removed. (Copies of datasets that are not configured are dropped
-        first.) All other files go to the staging area. Without a staging area, these files are left
-        to the source at once, because readers may wait for them. Their fills are retried when no
-        fill runs any more."""
+        """Handles files for which no tier has room now. Returns those that go to the staging area.
+        If copies may be dropped for a file, the file waits until they are removed. Copies of
+        datasets that are not configured are dropped first. All other files go to the staging area.
+        Without such an area, they are left to the source at once, because readers may wait for
+        them. Their fills are retried when no fill runs any more."""
         if not len(ids):
             return ids
         leaves = any(self.copies.leaving[: self.staging.number])
@@ -393,9 +389,9 @@ class Filler:
         return ids[:0]
 
     def _drop_spare(self, ids: Ids) -> Ids:
-        """Makes room for the files in `ids` that this node owns, by dropping copies of files that
-        other nodes own. Returns the files for which there will be room. Does nothing under a plan,
-        because the plan assigns files to nodes."""
+        """Makes room for the files in `ids` that this node owns: drops copies of files that other
+        nodes own. Returns the files that will have room. Does nothing under a plan, which itself
+        assigns files to nodes."""
         if self.nodes is None or self.policy.follows_plan:
             return ids[:0]
         sizes = self.shared.catalog.entries["size"]
@@ -409,9 +405,9 @@ class Filler:
         is_here = word.tier(words) < self.staging.number
         is_coming = is_here & (word.state(words) == State.FILLING)
         is_whole = is_here & (word.state(words) == State.PRESENT)
-        # `spare` contains the files of which this node should keep a second copy, although other
-        # nodes own them. For the files without a copy here, cancel this assignment. Otherwise their
-        # copies would later occupy the freed room.
+        # `spare` : files that other nodes own, and of which this node should keep a second copy.
+        #     Those without a copy here are given up first. Otherwise their copies would later
+        #     occupy the freed room.
         self.nodes.give_up(spare[~(is_whole | is_coming)])
         spare = spare[is_whole]
         freed = np.cumsum(sizes[spare], dtype=np.float64)
@@ -423,8 +419,8 @@ class Filler:
 
     def _lacks_room(self) -> bool:
         """Whether the lack of room for files has lasted LACKS_S. A shorter lack may be temporary.
-        For example, the room of a running fill is counted twice for a while (as reserved and as
-        used on the disk), or memory is short for a moment."""
+        For example, a running fill's room may be counted twice for a while: as reserved, and as
+        used on the disk."""
         now_s = time.monotonic()
         if now_s - self._refused_s > LACKS_S:
             self._lacks_since_s = now_s
@@ -460,22 +456,22 @@ class Filler:
         self.failed.retry_changed()
         if unstaged:
             self.staging.let_in()
-        # Files that wait for room are retried when all dropped copies have been removed. Copies in
-        # the staging area are dropped all the time, so files are also retried whenever one of these
-        # copies was removed.
+        # Files that wait for room are retried once all dropped copies have been removed. In the
+        # staging area, copies are dropped all the time. So files are also retried whenever such a
+        # copy was removed.
         if unstaged or not self.copies.dropping:
             self.requests.let_in()
-        # Until `is_settled` is True, `rooms` reserves room for the catalog in the tiers that lie on
-        # the catalog's file system (`_beside`). If there is such a tier, files for which there was
-        # no room are retried only when `is_settled` is True.
+        # Until `is_settled`, `rooms` reserves room for the catalog in the tiers on its file system
+        # (`_beside`). If there is such a tier, files for which there was no room are retried only
+        # after that.
         if self._refused and self.engine.idle and (self.scanner.is_settled or not self._beside):
             self._try_refused()
         return found
 
     def await_results(self, *, follows_plan: bool) -> None:
-        """Makes the engine wake the loop after successful fills, if anything waits for their
-        results: a plan, files whose fill is not ordered yet, files that had no room, or copies that
-        await a check."""
+        """Tells the engine whether anything waits for the results of successful fills. If so, these
+        results wake the loop. A plan may wait for them, or files whose fill is not ordered yet,
+        files that had no room, or copies that await a check."""
         waits = follows_plan or len(self.requests) or self._refused or self.staging.refused
         self.engine.await_results(is_awaited=bool(waits or self.checks))
 
@@ -500,8 +496,8 @@ class Filler:
 
     def _try_refused(self) -> None:
         """Retries files for which there was no room while fills were running. There may be room
-        now, for two reasons: while a fill runs, its room is counted twice (as reserved and as used
-        on the disk), and failed fills have freed their room. Files that fit now become WANTED."""
+        now, because a running fill's room is counted twice: as reserved, and as used on the disk.
+        Also, failed fills have freed their room. The files that fit now become WANTED."""
         catalog, ids = self.shared.catalog, np.unique(np.concatenate(self._refused))
         self._refused = []
         tiers = self.policy.tier_of(ids, catalog.entries["size"][ids], self.rooms())
@@ -517,8 +513,8 @@ class Filler:
     # --- what commands request ---------------------------------------------------------------
 
     def take_back(self, ticket: str) -> int:
-        """Cancels the fills that a command has requested. Fills that have begun are not cancelled,
-        nor are fills of files that a program or another command has requested too. Returns the
+        """Cancels the fills that a command has requested. Two kinds of fills go on: those that have
+        begun, and those of files that a program or another command has requested too. Returns the
         number of cancelled fills.
 
         ticket : a string that identifies the command
@@ -545,8 +541,8 @@ class Filler:
 
     def close(self, limit_s: float) -> int:
         """Abandons all orders. Marks the tiers in which copies still await a check, so that the
-        next daemon checks these copies. Returns how many of the engine's threads have not ended
-        within limit_s [s]."""
+        next daemon checks them. Returns how many of the engine's threads have not ended within
+        limit_s [s]."""
         self.begin_turn()
         self.failed.close()
         words = self.shared.catalog.words

@@ -13,9 +13,9 @@ MEETS = 65536
 
 
 class PrefetchQueue:
-    """The files to be filled in advance. Files that `monarch warm` commands have requested come
-    first, in the sequence of the commands. All other files follow: with `prefetch: eager` these are
-    all files that the scan finds.
+    """The files to be filled in advance. First come the files that `monarch warm` commands have
+    requested, in the sequence of the commands. With `prefetch: eager`, all other files that the
+    scan finds follow.
 
     eager : whether the configuration contains `prefetch: eager`
     entries_met : how many entries of the catalog `meet` has returned so far
@@ -23,9 +23,9 @@ class PrefetchQueue:
 
     def __init__(self, *, eager: bool) -> None:
         self.eager = eager
-        # `_asked` contains the files that commands have requested, and `_met` contains all other
-        # files. The elements of both queues are (ticket, files). The ticket is a string that
-        # identifies the command, or "" if no command has requested the files.
+        # `_asked` contains the files that commands have requested, `_met` all others. The elements
+        # of both queues are (ticket, files). A ticket is a string that identifies a command; "" if
+        # no command has requested the files.
         self._asked: deque[tuple[str, Ids]] = deque()
         self._met: deque[tuple[str, Ids]] = deque()
         # Files that `next` has returned and whose fill has not ended: they are still WANTED or
@@ -37,8 +37,8 @@ class PrefetchQueue:
         return sum(map(len, self.waiting()))
 
     def meet(self, entries: int) -> tuple[Ids, bool]:
-        """If `eager`, returns the next entries of the catalog, (n,), and whether more entries
-        follow them. Otherwise returns no entries, and False.
+        """If `eager`, returns an array (n,) of the catalog's next entries, and whether more entries
+        follow. Otherwise returns no entries, and False.
 
         entries : the length of the catalog
         """
@@ -49,9 +49,9 @@ class PrefetchQueue:
         return np.arange(first, last, dtype=np.uint64), last < entries
 
     def add(self, ids: Ids, ticket: str = "") -> None:
-        """Appends files to one of the two queues: with a ticket, to the files that commands have
-        requested; without a ticket, to all other files. The ticket identifies the command, so that
-        the command can cancel its fills (`take_back`)."""
+        """Appends files to one of the two queues: with a ticket to the files of commands, without
+        one to the others. The ticket identifies the command, so that the command can cancel its
+        fills (`take_back`)."""
         (self._asked if ticket else self._met).append((ticket, ids))
 
     def add_first(self, ids: Ids) -> None:
@@ -66,9 +66,9 @@ class PrefetchQueue:
             self._met.appendleft(("", ids))
 
     def next(self, least: int, most: int, sizes: Uints, most_bytes: float) -> Ids:
-        """Takes the next files from the queues and returns them, (n,): at most `most` files, with
-        at most `most_bytes` [bytes] together. The limit on bytes does not apply to the first
-        `least` files. Returns an empty array if both queues are empty.
+        """Takes the next files from the queues and returns them as an array (n,): at most `most`
+        files, with at most `most_bytes` [bytes] together. The first `least` files may exceed
+        `most_bytes`. Returns an empty array if both queues are empty.
 
         sizes : the sizes of all entries of the catalog [bytes]
         """
@@ -84,10 +84,11 @@ class PrefetchQueue:
         return ids[:taken]
 
     def settle(self, is_open: Callable[[Ids], Bools]) -> Ids:
-        """Of the files that `next` has returned, forgets those whose fill has ended, with or
-        without success. Returns the files whose fill has not ended, (n,).
+        """Forgets those files returned by `next` whose fill has ended, with or without success.
+        Returns an array (n,) of the others.
 
-        is_open : a function that returns whether each file is WANTED or FILLING, (n,)
+        is_open : a function that returns an array (n,): for each file, whether it is WANTED or
+            FILLING
         """
         given: dict[str, list[Ids]] = {}
         for ticket, ids in self._given:
@@ -98,12 +99,13 @@ class PrefetchQueue:
         return np.concatenate([NO_IDS, *(ids for _, ids in self._given)])
 
     def had_turn(self, ids: Ids) -> Bools:
-        """Returns for each file whether `next` has returned it and its fill has not ended, (n,)."""
+        """Returns an array (n,): for each file, whether `next` has returned it and its fill has not
+        ended."""
         return np.isin(ids, np.concatenate([NO_IDS, *(given for _, given in self._given)]))
 
     def take_back(self, ticket: str) -> Ids:
-        """Removes the files of the command that `ticket` identifies. Returns these files, (n,):
-        those that were queued, and those that `next` has returned and whose fill has not ended."""
+        """Removes a command's files from the queues, and returns them as an array (n,). Includes
+        the files that `next` has returned and whose fill has not ended."""
         back = [ids for owner, ids in (*self._asked, *self._given) if owner == ticket]
         self._asked = deque((owner, ids) for owner, ids in self._asked if owner != ticket)
         self._given = [(owner, ids) for owner, ids in self._given if owner != ticket]

@@ -15,37 +15,36 @@ from monarch_py.native import Kind, Reason, State, ffi, lib
 # These are plain integers, because comparisons with a member of an enumeration are much slower.
 ABSENT, WANTED, FILE = State.ABSENT.value, State.WANTED.value, Kind.FILE.value
 NOTHING = word.make(State.BYPASS, Reason.UNSUPPORTED)
-# A client that waits for a part of a file writes a demand into shared memory: one integer. If the
-# demand is shifted right by 32 bits and masked with this value, the result is the number of the
-# file's catalog entry plus 1 (monarch_demand_entry in catalog.h).
+# A client that waits for a part of a file writes a demand into shared memory: one integer.
+# `demand >> 32 & ENTRY_OF_DEMAND` is the number of the file's catalog entry plus 1
+# (monarch_demand_entry in catalog.h).
 ENTRY_OF_DEMAND = int(lib.MONARCH_MAX_ENTRIES)
 
 
 class FillRequests:
-    """The queues of files that are to be filled. In the catalog, these files are WANTED. When a
-    file reaches the head of a queue, the filler checks the file's state again, because the state
-    may have changed since the file was queued. For example, the file may be in two queues, and may
-    have been filled already.
+    """The queues of files that are to be filled. These files are WANTED in the catalog. A file's
+    state may change while it is queued, for example because it is in two queues and has been filled
+    already. So the filler checks the state again when the file reaches the head of a queue.
 
-    eager : whether all files are filled. Files that programs use come first, then files that
-        `monarch warm` has requested, then all other files
+    eager : whether all files are filled: first those that programs use, then those that
+        `monarch warm` has requested, then all others
     """
 
     def __init__(self, shared: Shared, *, eager: bool) -> None:
         self.shared = shared
-        # A function that sorts files that are to be filled in advance into the order in which they
-        # can be read fastest. This default leaves the order unchanged; the filler replaces it.
+        # A function that sorts files to be filled in advance into the order in which they can be
+        # read fastest. The filler replaces this default, which keeps the order.
         self.arranged: Callable[[Ids], Ids] = lambda ids: ids
         self.ahead = PrefetchQueue(eager=eager)
-        # Files that programs use. All of them enter `_in_use`; `part_ways` then moves them to the
-        # two queues `_by_way`: files that are read from the sources, and files that are fetched
-        # from peers.
+        # Files that programs use. All enter `_in_use`. `part_ways` then moves them to the two
+        # queues `_by_way`: to the first if they are read from the sources, to the second if they
+        # are fetched from peers.
         self._in_use: deque[Ids] = deque()
         self._by_way: tuple[deque[Ids], deque[Ids]] = (deque(), deque())
         # Files that readers wait for.
         self._awaited: deque[Ids] = deque()
-        # Files that must wait until copies have been removed, because no tier has room for them.
-        # Each element is a pair: (files, whether programs use these files).
+        # Files for which no tier has room until copies have been removed. Each element is a pair:
+        # (files, whether programs use these files).
         self._no_room_yet: list[tuple[Ids, bool]] = []
         demands = ffi.buffer(ffi.addressof(shared.clients, "demand"))
         self._demands: Uints = np.frombuffer(demands, dtype=np.uint64)
@@ -68,9 +67,9 @@ class FillRequests:
 
     def take_demands(self) -> None:
         """Puts the WANTED files for which readers wait into the queue that is served first.
-        Otherwise a file that a reader waits for might stay far back in the queue of files that are
-        filled in advance. `take_wants` does not report such a file in two cases: `prefetch` is
-        `none`, or the file was opened before it became WANTED."""
+        Otherwise they might stay far back in the queue of files that are filled in advance.
+        `take_wants` does not report such a file if `prefetch` is `none`, or if the file was opened
+        before it became WANTED."""
         now = self._demands.copy()
         fresh = now[(now != self._demands_seen) & (now != 0)]
         self._demands_seen = now
@@ -83,14 +82,14 @@ class FillRequests:
                 self._awaited.append(ids)
 
     def next_awaited(self) -> Ids:
-        """Returns files that readers wait for, (n,), which are to be filled before all others.
-        Returns an empty array if no reader waits. There are few such files, because shared memory
-        has room for only a fixed number of demands."""
+        """Returns an array (n,) of files that readers wait for; it is empty if no reader waits. The
+        files are to be filled before all others. There are few of them, because shared memory has
+        room for a fixed number of demands."""
         return self._awaited.popleft() if self._awaited else NO_IDS
 
     def want(self, ids: Ids) -> None:
         """Makes files that programs use WANTED, and queues them in the order of `ids`. Skips
-        entries that are not files, and files that have a copy, are being filled, or are BYPASS."""
+        entries that are not files, and files that are PRESENT, FILLING or BYPASS."""
         if not len(ids):
             return
         states = word.state(self._words_of_files(ids))
@@ -100,12 +99,13 @@ class FillRequests:
             self._in_use.append(ids)
 
     def part_ways(self, from_peers: Callable[[Ids], Bools]) -> None:
-        """Divides the files that programs use between two queues: files that are read from the
-        sources, and files that are fetched from peers. Each queue has its own limit on orders. With
-        a single queue, two nodes that fetch from each other could deadlock: all orders of each node
-        might wait for the other node, so that neither could begin another order.
+        """Divides the files that programs use between two queues: for reads from the sources, and
+        for fetches from peers. Each queue has its own limit on orders. With a single limit, two
+        nodes that fetch from each other could deadlock. All orders of each node might wait for the
+        other node, so that neither could begin another order.
 
-        from_peers : a function that returns whether each file is fetched from another node, (n,)
+        from_peers : a function that returns an array (n,): for each file, whether it is fetched
+            from another node
         """
         while self._in_use:
             ids = self._in_use.popleft()
@@ -115,8 +115,8 @@ class FillRequests:
                     queue.append(mine)
 
     def next_in_use(self, most: int, *, from_peers: bool) -> Ids:
-        """Returns the next files of one of the two queues, (n,), but no more than `most`; an empty
-        array if the queue is empty."""
+        """Returns an array (n,) of the next files of one of the two queues, at most `most`. The
+        array is empty if the queue is empty."""
         queue = self._by_way[from_peers]
         if not queue:
             return NO_IDS
@@ -128,19 +128,19 @@ class FillRequests:
     # --- files to be filled in advance -------------------------------------------------------
 
     def fill_met(self) -> bool:
-        """With `prefetch: eager`, calls `fill_ahead` for the files that the scan has added to the
-        catalog since the last call, except files that already have a copy. Returns whether the
-        catalog has more entries that are not examined yet."""
+        """With `prefetch: eager`, calls `fill_ahead` for the files that the scan has found since
+        the last call, except those with a copy. Returns whether the catalog has more entries that
+        are not examined yet."""
         ids, more = self.ahead.meet(len(self.shared.catalog))
         self.fill_ahead(ids[word.state(self._words_of_files(ids)) == State.ABSENT])
         return more
 
     def warm(self, ids: Ids, ticket: str) -> int:
         """Makes the files of a command WANTED, and queues them in the order of `ids`, behind the
-        files that programs use. (Files of a pack are queued in the order of the pack.) A file is
-        queued even if there was no room for it before, or if its fill has failed before. A file
-        that is being filled for another command is also recorded under this command's ticket.
-        Returns how many of the command's files are to get a copy."""
+        files that programs use. Files of a pack are queued in the order of the pack. A file is
+        queued even if there was no room for it, or if its fill has failed. A file that is being
+        filled for another command also gets this command's ticket. Returns how many of the
+        command's files are to get a copy."""
         ids = distinct(ids)
         words = self._words_of_files(ids)
         states, reasons = word.state(words), word.reason(words)
@@ -151,9 +151,9 @@ class FillRequests:
         return len(ids)
 
     def make_anew(self, ids: Ids) -> None:
-        """With `prefetch: eager`, queues files again, so that they are filled in advance. Otherwise
-        does nothing: the files are filled when programs read them. Call this method for files that
-        have become ABSENT and that no command requests."""
+        """With `prefetch: eager`, queues files again to be filled in advance. Otherwise does
+        nothing: the files are filled when programs read them. Call this for files that have become
+        ABSENT and that no command requests."""
         if self.ahead.eager:
             self.fill_ahead(ids)
 
@@ -168,10 +168,10 @@ class FillRequests:
             self.ahead.add(self.arranged(ids), ticket)
 
     def take_back(self, ticket: str) -> tuple[int, Ids]:
-        """Cancels the fills that a command has requested, except fills of files that a program or
-        another command wants too. Returns how many queued fills were cancelled. Also returns the
-        files whose fill was already ordered from the engine, (n,). The caller must tell the engine
-        to cancel these fills."""
+        """Cancels the fills that a command has requested, except those of files that a program or
+        another command wants too. Returns how many queued fills were cancelled. Also returns an
+        array (n,) of the files whose fill was already ordered. The caller must tell the engine to
+        cancel these fills."""
         catalog, ids = self.shared.catalog, np.unique(self.ahead.take_back(ticket))
         kept = np.zeros(len(catalog), dtype=bool)
         for wanted in (*self._all_in_use(), *self.ahead.meant()):
@@ -185,9 +185,9 @@ class FillRequests:
         return len(waiting), ordered
 
     def taken_back(self, ids: Ids) -> None:
-        """With `prefetch: eager`, queues files again after a command has cancelled their fills, so
-        that they are filled in advance nevertheless. Files that `ahead.meet` has not returned yet
-        are left out, because `fill_met` will queue them later."""
+        """With `prefetch: eager`, queues files again after a command has cancelled their fills.
+        Leaves out the files that `ahead.meet` has not returned yet, because `fill_met` will queue
+        them later."""
         self.make_anew(ids[ids < self.ahead.entries_met])
 
     # --- retries -----------------------------------------------------------------------------
@@ -198,8 +198,8 @@ class FillRequests:
         self._queue(ids, in_use=in_use)
 
     def let_in_again(self, ids: Ids, *reasons: Reason) -> Ids:
-        """If a file is BYPASS for one of `reasons`, changes its state to ABSENT, so that its fill
-        can be requested again. Returns the files that were changed, (n,)."""
+        """Makes files ABSENT that are BYPASS for one of `reasons`, so that their fill can be
+        requested again. Returns an array (n,) of the changed files."""
         words = self.shared.catalog.words[ids]
         still = (word.state(words) == State.BYPASS) & np.isin(word.reason(words), reasons)
         again: Ids = ids[still]
@@ -234,8 +234,8 @@ class FillRequests:
             self.ahead.add_first(ids)
 
     def _words_of_files(self, ids: Ids) -> Uints:
-        """Returns the words (state, tier and copy number) of these entries, (n,). For an entry that
-        is not a file, the result is the word NOTHING, so that callers leave the entry unchanged."""
+        """Returns an array (n,) of the words (state, tier and copy number) of these entries. For an
+        entry that is not a file, the word is NOTHING, so that callers leave the entry unchanged."""
         catalog = self.shared.catalog
         files = catalog.entries["kind"][ids] == FILE
         words: Uints = catalog.words[ids]

@@ -12,12 +12,12 @@ from monarch_py.daemon.segments import Shared
 from monarch_py.native import State
 
 # The total size of the prefetched files that no program has opened yet is limited. The limit is
-# BYTES_AT_FIRST [bytes] plus BYTES_FOR_EACH_READ times the total size of all files that programs
-# have read. A file that is read several times is counted once.
+# BYTES_AT_FIRST [bytes], plus BYTES_FOR_EACH_READ for each byte of the files that programs have
+# read. A file that is read several times counts once.
 BYTES_FOR_EACH_READ = 4
 BYTES_AT_FIRST = 256 << 20
-# Flags of a file. ORDERED : the file was prefetched and is unused.  READ : programs have read the
-# file.  REFUSED : in an earlier use of the file, there was no room for a copy.
+# Flags of a file. ORDERED : the file was prefetched and is unused.  READ : programs have read it.
+# REFUSED : in an earlier use, there was no room for a copy.
 ORDERED, READ, REFUSED = np.uint8(1), np.uint8(2), np.uint8(4)
 # If programs open a file again within this time [s], both opens are regarded as one use of the
 # file.
@@ -39,8 +39,8 @@ class UnusedPrefetch:
         """Resets everything, as if nothing had been read or prefetched."""
         self._marks: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
         self._under_way: Ids = NO_IDS
-        # Files that programs use now and for which no tier had room. Each element is a pair: (time
-        # at which this use is regarded as ended [s], files).
+        # Files that programs use now and for which no tier had room. Each element is a pair: (when
+        # this use counts as ended [s], files).
         self._refusals: deque[tuple[float, Ids]] = deque()
         self.files = self.bytes_ = self.read_bytes = 0
 
@@ -70,16 +70,15 @@ class UnusedPrefetch:
         self.read_bytes += self._bytes_of(fresh)
 
     def note_opened(self, ids: Ids) -> None:
-        """Records that programs have opened these files. It is not known how much of a copy a
-        program reads, so a prefetched file is regarded as read as soon as it is opened."""
+        """Records that programs have opened these files. How much of a copy a program reads is not
+        known. So a prefetched file counts as read once it is opened."""
         if self.files:
             self.note_read(self.ordered(ids))
 
     def refuse(self, ids: Ids) -> Ids:
         """Records that programs use these files now, and that no tier has room for them. Returns
-        the files that are marked as REFUSED, because there was no room for them in an earlier use
-        either. All other files of `ids` are marked as REFUSED after ONE_USE_S, when their present
-        use has ended."""
+        the files that had no room in an earlier use either, and so are marked as REFUSED. The
+        others get this mark after ONE_USE_S, when their present use has ended."""
         self._age()
         again = self._marked(ids) & REFUSED != 0
         if not again.all():
@@ -108,8 +107,8 @@ class UnusedPrefetch:
         return len(self._under_way)
 
     def copies(self) -> tuple[Ids, int]:
-        """Returns the files whose copies no program has used, (n,), and the files' total size
-        [bytes]."""
+        """Returns an array (n,) of the files whose copies no program has used, and the files' total
+        size [bytes]."""
         ids = np.flatnonzero(self._marks & ORDERED).astype(np.uint64)
         ids = ids[self.shared.catalog.states(ids) == State.PRESENT]
         return ids, self._bytes_of(ids)
@@ -126,8 +125,8 @@ class UnusedPrefetch:
         self.bytes_ = max(0, self.bytes_ - self._bytes_of(ids)) if self.files else 0
 
     def _marked(self, ids: Ids) -> npt.NDArray[np.uint8]:
-        """Returns the flags of these files, (n,). If the catalog has grown, first enlarges the
-        table of flags."""
+        """Returns an array (n,) of the flags of these files. If the catalog has grown, first
+        enlarges the table of flags."""
         entries = len(self.shared.catalog)
         if entries > len(self._marks):
             grown = np.zeros(max(entries, 2 * len(self._marks)), dtype=np.uint8)

@@ -12,8 +12,8 @@ from monarch_py.peers.status import PeerStatus, Unreachable
 # The time limit for the answer of one node [s]. A daemon answers between two iterations of its
 # loop, so a long iteration delays the answer.
 ANSWER_LIMIT_S = 2.0
-# How many nodes are asked at the same time. The number is so high that the command `status --all`
-# gets its answer in time (ANSWER_LIMIT_S in ipc/connection.py) even if a thousand nodes are off.
+# How many nodes are asked at the same time. With fewer, `status --all` might get its answer too
+# late (ANSWER_LIMIT_S in ipc/connection.py) if a thousand nodes are off.
 MOST_AT_A_TIME = 256
 
 WHY = {
@@ -24,7 +24,7 @@ WHY = {
 
 
 def all_nodes(cluster: Cluster | None, own: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns one dict for each node, in the order of their ranks (docs/status.md).
+    """Returns one dict for each node, in the order of the nodes' ranks (docs/status.md).
 
     cluster : None if this daemon serves a single node; the result then contains only this node
     own : this node's status

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 from monarch_py.peers.peer import Peer
 
-# The largest number of early links to each peer, and to all peers together. In the first epoch of a
-# dataset of small files, a node with few peers uses about LINKS_A_PEER links to each of them. The
-# handshake of a link costs both nodes a millisecond of processor time. With early links, programs
-# do not lose this time during the epoch.
+# The largest numbers of early links to each peer, and to all peers together. The handshake of a
+# link costs both nodes a millisecond of processor time. With early links, programs do not lose this
+# time. In the first epoch of a dataset of small files, a node with few peers uses about
+# LINKS_A_PEER links to each of them.
 LINKS_A_PEER, MOST_LINKS = 4, 64
-# The daemons of a cluster do not start at exactly the same time. A peer that does not answer is
-# contacted again after RETRY_S [s], until LIMIT_S [s] after the daemon's start.
+# The daemons of a cluster do not start at the same time. If a peer does not answer, it is tried
+# again every RETRY_S [s], until LIMIT_S [s] after this daemon's start.
 RETRY_S, LIMIT_S = 0.05, 10.0
 
 
 class EarlyLinks:
-    """Connects links to `peers` in a separate thread: first one link to each peer, then a second
-    link to each peer, up to LINKS_A_PEER links per peer and MOST_LINKS links in all. A link that
-    cannot be connected is not an error, because a fetch that finds no link connects one itself."""
+    """Connects links to `peers` in a separate thread. Each peer gets its first link before any peer
+    gets a second one. There are at most LINKS_A_PEER links per peer, and MOST_LINKS in all. A link
+    that cannot be connected is no error: a fetch that finds no link connects one itself."""
 
     def __init__(self, peers: Sequence[Peer]) -> None:
         self._end = threading.Event()

@@ -1,6 +1,6 @@
 """Decides which node keeps each file, and which nodes a fill asks for the file.
 
-The nodes do not negotiate. Every daemon received the quotas of all nodes at its start. From these
+The nodes do not negotiate. At its start, every daemon received the quotas of all nodes. From the
 quotas and the catalog, every daemon computes the same result (policies/rendezvous.py). Each file
 has one owner: the node that keeps it for all nodes.
 """
@@ -34,20 +34,20 @@ __all__ = ["UNIT", "Membership", "Nodes", "rooms_of"]
 
 log = logging.getLogger("monarch.nodes")
 
-# At its start, the daemon computes which node keeps which file. Readers wait for the result, but
-# only until the daemon has run for this long [s].
+# At its start, the daemon computes which node keeps which file. Until the daemon has run for this
+# long [s], readers wait for the result.
 START_LIMIT_S = 1.0
-# Other nodes may request files before this node knows which files it keeps. A request for which no
-# reader waits must then wait, because the other node would otherwise read the file from the source
-# itself. While this node scans the sources, such requests wait at most until this time [s] after
-# the daemon's start. While a plan's files are being assigned to nodes, there is no such limit.
+# Other nodes may request files before this node knows which files it keeps. Even requests for which
+# no reader waits must then wait. Otherwise the other node would read the file from the source
+# itself. While this node scans the sources, such requests wait until this time [s] after the
+# daemon's start. While a plan's files are being assigned to nodes, they wait without a limit.
 SCAN_LIMIT_S = 10.0
 
 
 def rooms_of(cluster: Cluster) -> Ints:
-    """Returns the room of each node, (nodes,) [bytes], for files whose sizes are rounded up by
-    `UNIT.rounded`. The room is slightly less than the sum of the node's quotas, so that the node
-    really has room for all files that it owns."""
+    """Returns an array (nodes,): the room of each node [bytes], for files whose sizes are rounded
+    up by `UNIT.rounded`. The room is slightly less than the sum of the node's quotas. Otherwise a
+    node might not have room for all files that it owns."""
     rooms = [sum(quota - slack_of(quota) for quota in member.quotas) for member in cluster.members]
     return np.array(rooms, dtype=np.int64)
 
@@ -88,8 +88,8 @@ class Nodes:
         # If this node has no room for a file that it owns, it passes the file on: another node
         # becomes the owner.
         # `_has_passed_on` : for each entry, whether this node has passed the file on.
-        # `passed_on`, `taken_over` : how many files this node has passed on to other nodes, and how
-        #     many it has taken over from them.
+        # `passed_on`, `taken_over` : how many files this node has passed on to other nodes, and has
+        #     taken over from them.
         self._has_passed_on = np.zeros(0, dtype=bool)
         self.passed_on = self.taken_over = 0
         self._tell(NO_IDS)
@@ -106,15 +106,15 @@ class Nodes:
 
     @property
     def may_wait(self) -> bool:
-        """Whether readers, here and on other nodes, wait until this node has computed which node
-        keeps which file. They wait only in the first START_LIMIT_S after the daemon's start."""
+        """Whether readers, here and on other nodes, wait until `is_ready` is True. They wait only
+        in the first START_LIMIT_S after the daemon's start."""
         return not self.is_ready and self._clock() - self._began < START_LIMIT_S
 
     @property
     def _patience(self) -> int:
-        """Which requests of other nodes must wait until this node is ready (`is_ready`). Another
-        node may be ready earlier, and may then request files from this node. If its requests did
-        not wait here, that node would read the files from the source itself."""
+        """Which requests of other nodes wait until this node is ready (`is_ready`). Another node
+        may be ready earlier, and may request files from this node. If its requests did not wait, it
+        would read the files from the source itself."""
         if self.is_ready:
             return int(lib.MONARCH_NOBODY_WAITS)
         if self.may_wait:
@@ -149,11 +149,11 @@ class Nodes:
         self._tell(ids)
 
     def pass_on(self, ids: Ids) -> None:
-        """Makes other nodes the owners of files for which this node has no room. Files that this
-        node does not own are ignored. For each file, the hash of its path determines a sequence of
-        the nodes (`rendezvous.next_nodes`). The node after this node in the sequence becomes the
-        file's owner, if there is such a node. Peers that request the file from this node are
-        redirected to the new owner."""
+        """Makes other nodes the owners of files for which this node has no room. Ignores files that
+        this node does not own. The hash of a file's path determines a sequence of the nodes
+        (`rendezvous.next_nodes`). The next node after this one in the sequence becomes the owner.
+        If this node is the last one, it stays the owner. Peers that request the file from this node
+        are redirected to the new owner."""
         own = ids[self.policy.owns(ids)]
         keys = self.shared.catalog.entries["hash"][own]
         weights = rooms_of(self.cluster).astype(np.float64)
@@ -189,15 +189,14 @@ class Nodes:
         self._tell(ids)
 
     def asked(self, ids: Ids) -> Int32s:
-        """Returns for each file which nodes a fill of the file asks, one after another, (n,
-        MONARCH_ASKED); see `NodePolicy.route`."""
+        """Returns an array (n, MONARCH_ASKED): for each file, which nodes its fill asks, one after
+        another (see `NodePolicy.route`)."""
         return self.policy.route(ids, self._engine.queues(len(self.cluster.members)))
 
     def _decide_all(self, count: int) -> None:
-        """Determines the owners of all files in the catalog. The result depends only on the catalog
-        and the quotas, so every node computes the same owners. For each file, the hash of its path
-        determines a sequence of the nodes. The first node in this sequence that has room owns the
-        file."""
+        """Determines the owners of all files in the catalog. The hash of a file's path determines a
+        sequence of the nodes, and the first node in it that has room owns the file. The result
+        depends only on the catalog and the quotas, so it is the same on every node."""
         entries = self.shared.catalog.entries[:count]
         words = entries["word"]
         left_out = (word.state(words) == State.BYPASS) & np.isin(
@@ -222,8 +221,8 @@ class Nodes:
 
     def _decide_late(self, count: int) -> None:
         """Determines the owners of the files that were found after `_decide_all`. Two nodes may
-        find these files in different sequences. So the result depends only on the hashes of the
-        files' paths and the quotas, but not on how much room is left."""
+        find these files in different sequences. So the room that is left must not affect the
+        result. The result depends only on the hashes of the files' paths and on the quotas."""
         hashes = self.shared.catalog.entries["hash"][self.policy.shared : count]
         owner = first_nodes(hashes, rooms_of(self.cluster).astype(np.float64))
         self._share(owner, owner == self.cluster.rank)
@@ -237,9 +236,9 @@ class Nodes:
 
     def _tell(self, ids: Ids) -> None:
         """Informs the peer server and the engine about the present assignment of these files. The
-        peer server needs to know whether this node owns a file, or to which node it has passed the
-        file on. The engine needs to know which nodes keep a file, for the fills that the engine
-        orders on its own."""
+        peer server must know whether this node owns a file, or to which node it has passed the file
+        on. The engine must know which nodes keep a file, for the fills that it orders on its
+        own."""
         owner = self.policy.owners(ids)
         moved_to = np.where(self._has_passed_on[ids], owner, NOBODY)
         self.replicas.keep(ids, owner == self.cluster.rank, moved_to)
@@ -268,8 +267,8 @@ class Nodes:
         }
 
     def close(self) -> None:
-        """Stops serving peers, and stops connecting early links to them. The engine may still run
-        after this call, and its fills may still request files from peers."""
+        """Stops serving peers, and stops connecting early links. The engine may still run after
+        this call, and its fills may still ask peers."""
         self._early_links.close()
         self.replicas.close()
 

@@ -1,10 +1,10 @@
 """Tracks which nodes have complete copies of which files, and chooses where each fill reads from.
 
 A fill can read from another node or from the source, whichever is faster (section 4 of the NoPFS
-paper). But the first copy of a file must be made by the file's owner, which reads the source. So a
-fill has this choice only if another node is known to have the complete file already. This is known
-in two cases: that node has sent the complete file before, or all nodes have reached a point in the
-plan after the file's first use.
+paper). But a file's first copy must be made by the file's owner, which reads the source. So a fill
+can choose another node only if that node is known to have the complete file. This is known in two
+cases. The node has sent the complete file before. Or all nodes have reached a point in the plan
+after the file's first use.
 """
 
 import math
@@ -26,8 +26,8 @@ from monarch_py.policies.placement import LARGEST
 from monarch_py.policies.routing import Routing
 
 # The number of threads that fetch from peers: enough to ask all nodes of a small job at the same
-# time. If a single peer is asked, at most two thirds of the threads ask this peer. The other third
-# is reserved, so that another peer can be asked at once (can_ask in csrc/engine/schedule.c).
+# time. At most two thirds of them ask a single peer. The others are reserved, so that another peer
+# can be asked at once (can_ask in csrc/engine/schedule.c).
 PEER_THREADS = 24
 
 # A result of `RouteChooser.sure_bytes` is reused for this long [s].
@@ -39,9 +39,9 @@ Asked = Int32s
 class RouteChooser:
     """Chooses a node or the source for each fill. Runs in the daemon's loop and never blocks.
 
-    chooses : True if each fill reads from a node or from the source, whichever is faster. False if
-        a fill always reads from the nodes that have the file, as long as these nodes answer
-    chosen : the number of fills so far for which the source was chosen although a node has the file
+    chooses : True: a fill reads from a node or from the source, whichever is faster. False: a fill
+        reads from the nodes that have the file, as long as these nodes answer
+    chosen : for how many fills so far the source was chosen although a node has the file
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class RouteChooser:
         inside = ids < len(self._who)
         who[inside] = self._who[ids[inside]]
         for node in np.unique(who[who != NOBODY]).tolist():
-            # If the connection to a node broke, its daemon may have been restarted and may have
-            # lost its copies. A daemon that only answered late still has them.
+            # If the connection to a node broke, its daemon may have restarted without its copies.
+            # If a daemon only answered late, it still has them.
             if self._peers[node].last_failure == PeerStatus.CUT:
                 self._who[self._who == node] = NOBODY
                 who[who == node] = NOBODY
@@ -100,9 +100,9 @@ class RouteChooser:
 
     def choose(self, ids: Ids, asked: Asked, sizes: Uints, due_s: Floats) -> None:
         """Chooses between the source and a node, for files that a node is known to have completely.
-        If `asked` contains two nodes for a file, and the second is known to be faster, the two are
-        exchanged (see `Routing`). The source is then compared with the first node. The result is
-        written into `asked`.
+        If `asked` contains two nodes for a file, and the second is known to be faster, they change
+        places (see `Routing`). Then the first node is compared with the source. Writes the result
+        into `asked`.
 
         asked : (n, MONARCH_ASKED) the nodes that the fill of each file asks. If the source is
             chosen, the fill asks no node. MONARCH_HAS_IT is added to the number of a node that has
@@ -118,7 +118,7 @@ class RouteChooser:
 
     def sure_bytes(self) -> int:
         """Returns a file size [bytes]. For a file of at most this size that a node is known to
-        have, `choose` always chooses the node, even if the file is needed at once."""
+        have, `choose` always chooses the node. This holds even if the file is needed at once."""
         now = self._clock()
         if self.chooses and now >= self._sure_until:
             self._sure_bytes, self._sure_until = self._routing().sure_bytes(), now + SURE_S

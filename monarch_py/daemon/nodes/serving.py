@@ -23,8 +23,7 @@ class Membership:
     """What a daemon needs to serve the other nodes.
 
     listener : the socket at which the other nodes reach this daemon
-    status : a function that returns this node's status; it is called when another node asks for the
-        status
+    status : a function that returns this node's status; called when another node asks for it
     """
 
     cluster: Cluster
@@ -34,7 +33,7 @@ class Membership:
 
 class ReplicaServer(PeerServer):
     """Sends copies to peers, until `close` is called. The catalog shows which copies this node has.
-    `free` must be called after the engine has stopped.
+    After the engine has stopped, `free` must be called.
 
     Raises MemoryError if memory cannot be allocated, or no thread can be started.
     """
@@ -69,9 +68,9 @@ class ReplicaServer(PeerServer):
             self._catalog = new
 
     def keep(self, ids: Ids, is_kept: Bools, moved_to: Int32s) -> None:
-        """Sets which of these files this node keeps. When a peer requests a file that this node
-        keeps, the file is filled on this node. When a peer requests a file that this node has
-        passed on to another node, the peer is redirected to that node.
+        """Sets which of these files this node keeps. If a peer requests a file that this node
+        keeps, this node fills it. If a peer requests a file that this node has passed on, the peer
+        is redirected to the new owner.
 
         ids : (n,) the files' catalog entries;  is_kept : (n,) whether this node keeps each file
         moved_to : (n,) the node to which each file was passed on, NOBODY for none
@@ -84,10 +83,9 @@ class ReplicaServer(PeerServer):
         lib.monarch_holdings_keep(self._c, len(ids), entries, kept)
 
     def moved_here(self) -> Ids:
-        """Returns the files that this node has begun to own since the last call, (n,). For example,
-        the earlier owner of a file had no room for the file, and has passed it on to this node.
-        This node learns of the change when a peer that regards it as the owner requests the
-        file."""
+        """Returns an array (n,) of the files that this node has begun to own since the last call.
+        The earlier owner of such a file has passed it on, for example for lack of room. This node
+        learns of it when a peer that regards it as the owner requests the file."""
         ids = np.zeros(lib.MONARCH_MOVED, dtype=np.uint64)
         count = lib.monarch_holdings_moved(self._c, pointer(ids))
         return ids[:count]
@@ -95,9 +93,9 @@ class ReplicaServer(PeerServer):
     def be_patient(self, patience: int) -> None:
         """Sets which requests of peers wait while this node computes which files it keeps.
 
-        patience : MONARCH_EVERYBODY_WAITS: all requests wait. MONARCH_WHO_HAS_TIME_WAITS: only
-            requests for which no reader waits. MONARCH_NOBODY_WAITS: no request waits; this is set
-            once the computation is complete, or once peers have waited long enough
+        patience : MONARCH_EVERYBODY_WAITS: all requests. MONARCH_WHO_HAS_TIME_WAITS: only requests
+            for which no reader waits. MONARCH_NOBODY_WAITS: none; to be set once the computation is
+            complete, or once peers have waited long enough
         """
         lib.monarch_holdings_patience(self._c, patience)
 
@@ -106,8 +104,9 @@ class ReplicaServer(PeerServer):
         lib.monarch_holdings_answer(self._c)
 
     def rotten(self) -> tuple[Ids, Uints]:
-        """Returns the damaged copies that peers have requested since the last call: the files'
-        catalog entries, and the words of these entries at that time (ipc/word.py), both (n,)."""
+        """Returns the damaged copies that peers have requested since the last call, as two arrays
+        (n,): the files' catalog entries, and the words of these entries (ipc/word.py) at the
+        request."""
         ids, words = np.zeros((2, lib.MONARCH_ROTTEN), dtype=np.uint64)
         count = lib.monarch_holdings_rotten(self._c, pointer(ids), pointer(words))
         return ids[:count], words[:count]

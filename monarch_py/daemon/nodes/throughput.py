@@ -1,7 +1,7 @@
 """Measures, for each place and number of concurrent readers, the rate that one reader gets.
 
-A place is either one node or all sources together. A reader is a thread of the engine that makes
-copies. The rates are the input of the performance model (section 4 of the NoPFS paper).
+A place is one node, or all sources together. A reader is a thread of the engine that makes copies.
+The rates are the input of the performance model (section 4 of the NoPFS paper).
 """
 
 import math
@@ -20,8 +20,8 @@ LEVELS: int = lib.MONARCH_LEVELS
 # MEMORY_S : earlier measurements lose weight exponentially with this time constant [s].
 # LOOK_S : the shortest interval between two measurements [s].
 MEMORY_S, LOOK_S = 1.0, 0.1
-# Each place has one rate for each level. A rate is out of date if the rate of another level of the
-# same place was measured more than this time [s] later.
+# Each place has one rate for each level. If another level of the same place was measured more than
+# this time [s] later, a rate is out of date.
 PAST_S = 3.0
 # If a place has sent nothing for SILENT_NS [ns], its rate is assumed to be SILENT_RATE [bytes/s].
 SILENT_NS, SILENT_RATE = 250_000_000, 1e3
@@ -33,11 +33,11 @@ class Throughput:
     """The rates that one reader gets from each of `places` places. The places are numbered as in
     `policies.routing`.
 
-    look : a function that returns an array of shape (places, 2, LEVELS). For each place and each
-        level, the array contains two totals of all readers since the start: the bytes read, and the
-        time that the reads took [ns]
-    performance : rates from the configuration. The configured rate of a place is used until a rate
-        of the place has been measured
+    look : a function that returns an array (places, 2, LEVELS). For each place and level, the array
+        contains two totals of all readers since the start: the bytes read, and the time that the
+        reads took [ns]
+    performance : rates from the configuration. A place's configured rate is used until a rate of
+        the place has been measured
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Throughput:
         counts = self._ask()
         new = (counts - self._seen).astype(np.float64)
         got, took = new[:, 0], new[:, 1]
-        # Readers may have spent time at a place without receiving bytes: an open has ended, but no
-        # read has ended yet; or a read has failed. Such time is ignored until it exceeds SILENT_NS.
+        # A reader may spend time at a place without receiving bytes: no read has ended yet since an
+        # open, or a read has failed. Such time is ignored until it exceeds SILENT_NS.
         fresh = (took > 0) & ((got > 0) | (took > SILENT_NS))
         rate = np.maximum(SILENT_RATE, got[fresh] / took[fresh] * 1e9)
         old = self._rate[fresh]
-        # The old and the new rate are combined by a weighted geometric mean. In such a mean, a
-        # decrease by some factor has the same weight as an increase by the same factor.
+        # The old and the new rate are combined by a weighted geometric mean. So a decrease by some
+        # factor has the same weight as an increase by that factor.
         weight = -np.expm1((self._when[fresh] - now) / MEMORY_S)
         with np.errstate(invalid="ignore"):
             mixed = old ** (1 - weight) * rate**weight
@@ -82,10 +82,10 @@ class Throughput:
         """Returns the rate that each of `readers` concurrent readers gets from a place [bytes/s];
         None if no rate is known.
 
-        If no rate was measured for this number of readers, the total rate of all readers at the
-        nearest smaller number is divided by `readers`. If no rate was measured for a smaller number
-        either, the result is the rate of one reader at the nearest larger number. This is a lower
-        bound: with fewer competing readers, a reader gets at least this rate.
+        If no rate was measured at this number of readers, the total rate at the nearest smaller
+        number is divided by `readers`. If there is no smaller number with a rate, the result is the
+        rate of one reader at the nearest larger number. The true rate is at least as high, because
+        fewer readers compete.
         """
         level = min(readers.bit_length() - 1, LEVELS - 1)
         rates = self._rate[place]

@@ -1,11 +1,10 @@
 """Fetches the files of access plans before programs use them.
 
-Files that this node keeps are fetched into its tiers, all others into the staging area. The files
-that are used next form the window. The window's length is limited: those of its files that are
-fetched into the staging area must fit there together. The files in the window are fetched in
-exactly the order of access (section 2 of the NoPFS paper, rule 1), but after files that readers
-wait for. Of the files behind the window, only those that this node keeps are fetched, in the order
-of their first use.
+Files that this node keeps are fetched into its tiers, all others into the staging area. The window
+consists of the files that are used next. Its length is limited, because its files for the staging
+area must fit there together. The window's files are fetched in exactly the order of access (section
+2 of the NoPFS paper, rule 1). Only files that readers wait for come earlier. Of the files behind
+the window, only those that this node keeps are fetched, in the order of their first use.
 """
 
 import math
@@ -23,11 +22,11 @@ from monarch_py.plan import NEVER
 
 # The window has at most LOOK files of each plan, and fewer if the staging area cannot hold more.
 LOOK = 65536
-# The files of the window leave 1/WINDOW_LEAVES of the staging area free, for files that readers
-# wait for, and for files that were just used.
+# The window leaves 1/WINDOW_LEAVES of the staging area free, for files that readers wait for, and
+# for files that were just used.
 WINDOW_LEAVES = 8
 # At most MOST_FILES files, with at most MOST_BYTES [bytes] together, are fetched in advance at the
-# same time. LEAST_FILES files are allowed whatever their size. The limits are low, because a later
+# same time. LEAST_FILES files are allowed whatever their size. The limits are low, because the next
 # computation of the window may yield a file that is used sooner. This file must not wait for many
 # fetches.
 LEAST_FILES, MOST_FILES, MOST_BYTES = 4, 64, 32 << 20
@@ -76,8 +75,8 @@ class FetchAhead:
         self._policy.used(ids)
 
     def seconds_to_use(self, ids: Ids) -> Floats:
-        """Returns the time until the next use of each file, (n,) [s], at the programs' present
-        pace; infinity if the file's next use or the pace is not known."""
+        """Returns an array (n,): for each file, the time until its next use [s], at the programs'
+        present pace. The time is infinite if the next use or the pace is not known."""
         uses = self._policy.next_use(ids)
         files = np.where(uses == NEVER, np.inf, uses.astype(np.float64))
         return self._pace.seconds(files, time.monotonic())
@@ -113,13 +112,13 @@ class FetchAhead:
         self._paged = paged[np.cumsum(sizes, dtype=np.float64) <= window]
 
     def _is_absent(self, ids: Ids) -> Bools:
-        """Returns for each file whether a fill of the file can be ordered, (n,)."""
+        """Returns an array (n,): for each file, whether its fill can be ordered."""
         words = self.shared.catalog.words[ids]
         return np.asarray((word.state(words) == State.ABSENT) & (word.copy(words) == 0))
 
     def step(self) -> None:
-        """Runs one iteration: orders as many fetches as may run at the same time. The files in the
-        window come first, followed by later files that this node is to keep."""
+        """Runs one iteration: orders as many fetches as may run at the same time. First come the
+        files in the window, then later files that this node is to keep."""
         self._look_ahead()
         self.filler.readahead.order(self._paged)
         catalog = self.shared.catalog
@@ -154,13 +153,13 @@ class FetchAhead:
             return
         left = self.filler.order_planned(ids, self._horizon)
         kept = self._policy.keeps(left)
-        # A tier may have less room than the placement assumed. If there is no room for a file in
-        # its tier, the file is staged shortly before its use.
+        # A tier may have less room than the placement assumed. If a file has no room in its tier,
+        # it is staged shortly before its use.
         self._policy.lose(left[kept])
         if not kept.all():
-            # If there is no room for a file in the staging area, no later file may be staged before
-            # it. So all files for the staging area are removed from the queue; `_look_ahead` adds
-            # them again.
+            # If the staging area has no room for a file, no later file may be staged before that
+            # file. So the queue loses all files for the staging area. `_look_ahead` adds them
+            # again.
             self._queue = self._queue[self._policy.keeps(self._queue)]
 
 
@@ -181,13 +180,13 @@ class Pace:
         self._last = now_s
 
     def seconds(self, files: Floats, now_s: float) -> Floats:
-        """Returns, for each number k in `files`, the time until programs have opened k more files
-        [s], (n,). The time is infinite if the programs have just begun, or open no files."""
+        """Returns an array (n,): for each number k in `files`, the time until programs have opened
+        k more files [s]. The time is infinite if the programs have just begun, or open no files."""
         since = now_s - self._began
         if now_s - self._last > MEMORY_S or since <= 0:
             return np.full(len(files), np.inf)
-        # At a constant pace r, the weighted count of files at time t after the start is
-        # r M (1 - exp(-t / M)), with M = MEMORY_S. `span` is M (1 - exp(-t / M)), so r is the count
+        # Let the pace r be constant, and M = MEMORY_S. At time t after the start, the weighted
+        # count of files is r M (1 - exp(-t / M)). `span` is M (1 - exp(-t / M)), so r is the count
         # divided by `span`.
         span = -MEMORY_S * math.expm1(-since / MEMORY_S)
         return np.asarray(files * span / self._files)

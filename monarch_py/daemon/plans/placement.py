@@ -53,8 +53,8 @@ class PlacementResult:
 
 
 def source_of(index: Index, sources: Sequence[SourceConfig]) -> tuple[int, str]:
-    """Finds the source that contains the dataset of a plan. Returns (the source's number, "") or,
-    if no source contains the dataset, (-1, the reason why the plan cannot be followed)."""
+    """Finds the source that contains a plan's dataset. Returns (the source's number, ""). If there
+    is none, returns (-1, the reason why the plan cannot be followed)."""
     root = os.path.realpath(index.root)
     for number, source in enumerate(sources):
         if Path(root).is_relative_to(source.real_path):
@@ -69,9 +69,9 @@ class PlacementTask:
     words : (entries,) a copy of the catalog's words (state, tier and copy number of each entry)
     rooms : the room of this node's tiers, without the staging area
     nodes : the nodes of the cluster; None if this node works alone
-    is_first : whether this is the first placement. A later placement does not change which nodes
-        keep each file. All nodes would have to make such a change at the same time, but the nodes
-        compute their later placements at different times
+    is_first : whether this is the first placement. Later placements do not change which nodes keep
+        each file. All nodes would have to make such a change at once, but they compute their later
+        placements at different times
     """
 
     trackers: Sequence[PlanTracker]
@@ -99,9 +99,9 @@ class PlacementTask:
             np.add.at(frequency, at, uses)
             np.minimum.at(first, at, first_use)
             found[i] = replace(found[i], used=first_use != NEVER)
-        # Between two equally good placements, the sequence of the files decides. So the sequence
-        # must be the same on all nodes. The nodes' catalogs may list the files in different
-        # sequences, so the files are sorted by their hashes here.
+        # The sequence of the files decides between equally good placements, so it must be the same
+        # on all nodes. The nodes' catalogs may list the files in different sequences. So the files
+        # are sorted by their hashes.
         order = np.argsort(self.catalog.entries["hash"][ids], kind="stable")
         back = np.argsort(order, kind="stable")
         agreed = self._share_out(good, [back[at] for at in where], ids[order], sizes[order])
@@ -119,8 +119,8 @@ class PlacementTask:
 
     def find(self, tracker: PlanTracker) -> Found:
         """Finds the catalog entries of a plan's files. Also computes the first two runs of the plan
-        on this node: a run lists the files that the node uses in one section of an epoch.
-        `Found.used` stays empty; `make` sets it."""
+        on this node. A run lists the files that the node uses in one section of an epoch. `make`
+        sets `Found.used` later."""
         entries, problem = [], ""
         for index in tracker.plan.datasets:
             found, why = self._find_files(index)
@@ -130,8 +130,8 @@ class PlacementTask:
         return Found(np.concatenate(entries), np.zeros(0, dtype=bool), problem, runs)
 
     def _find_files(self, index: Index) -> tuple[Ids, str]:
-        """Returns the catalog entries of the files in `index`, (files,). Also returns the reason
-        why the plan cannot be followed, or ""."""
+        """Returns an array (files,) of the catalog entries of the files in `index`. Also returns
+        the reason why the plan cannot be followed, or ""."""
         entries = np.full(index.files, -1, dtype=np.int64)
         number, problem = source_of(index, self.sources)
         if problem:
@@ -208,9 +208,9 @@ class PlacementTask:
     def _as_dealt(
         self, told: list[list[tuple[Int32s, Int32s]]], where: list[Any], ids: Ids
     ) -> tuple[Holders, Bools]:
-        """Does the same as `_share_out`, for plans that themselves assign samples to nodes. Files
-        that these plans do not assign, for example the files of another plan, stay on the nodes
-        that were chosen by the files' hashes.
+        """Does the same as `_share_out`, for plans that assign samples to nodes themselves. A file
+        that these plans do not assign stays on the nodes that its hash has chosen. For example, it
+        may belong to another plan.
 
         told : for each plan, the result of `Timeline.holders`
         """
@@ -226,9 +226,9 @@ class PlacementTask:
 
 
 def _uses(tracker: PlanTracker) -> tuple[npt.NDArray[np.uint32], Ints]:
-    """Returns how often this node uses each file of a plan, and the position of this node's first
-    use of each file, both (files,). For a file that this node never uses, the position is that of
-    the first use by any node."""
+    """Returns two arrays (files,). The first says how often this node uses each file of a plan. The
+    second is the position of this node's first use of the file. If this node never uses the file,
+    it is the position of the first use by any node."""
     access = analyse(tracker.timeline, tracker.node)
     first = access.first_use
     if tracker.timeline.nodes > 1:
@@ -237,8 +237,8 @@ def _uses(tracker: PlanTracker) -> tuple[npt.NDArray[np.uint32], Ints]:
 
 
 def _first_by_anybody(timeline: Timeline) -> Ints:
-    """Returns the position in the plan at which any node first uses each file, (files,) int64;
-    NEVER if no node uses the file. (The units of these timelines are files.)"""
+    """Returns the position in the plan at which any node first uses each file, as an array (files,)
+    of int64. It is NEVER if no node uses the file. (The units of these timelines are files.)"""
     first = np.full(timeline.units, NEVER, dtype=np.int64)
     turns = timeline.ranks_per_node
     for section in timeline.sections():

@@ -5,40 +5,38 @@ from collections import deque
 from monarch_py.scan.walk import ALL_NAMES
 
 # The lead of the scan is the number of files that the scan has found and that are not filled yet.
-# The lead is limited, because the kernel caches a file's attributes for only about a second after
-# the scan has requested them. A fill that begins or ends later has to request the attributes again.
-# The limit is the number of files that are filled in AHEAD_S [s], but not less than a minimum. The
-# minimum is LEAST files, or as many files as have RISING_BYTES [bytes] together if these are fewer,
-# but at least one file. (These files are assumed to have the mean size of the files that programs
-# open at the source.) The scan takes names in portions (PORTION in csrc/scan/scan.h), so it may
-# exceed the limit by one portion.
+# The kernel caches a file's attributes for only about a second after the scan has requested them. A
+# fill that begins or ends later must request them again. So the lead is limited to the number of
+# files that are filled in AHEAD_S [s]. This limit has a minimum, which is LEAST files. For large
+# files, the minimum is smaller: as many files as have RISING_BYTES [bytes] together, but at least
+# one. (The mean size of the files that programs open at the source is used.) The scan takes names
+# in portions (PORTION in csrc/scan/scan.h), so it may exceed the limit by one portion.
 AHEAD_S, LEAST = 0.4, 8
-# The limit on the lead follows from the rate of fills [files/s]. The rate is measured in each
-# iteration of the daemon's loop, so that the limit rises soon when a job begins to fill many small
-# files. But the measured rate is also high if a few fills of large files happen to end together.
-# So there is a second limit: the number of files that were filled in the last AHEAD_S, plus the
-# number of files of mean size that have RISING_BYTES [bytes] together.
+# The limit on the lead follows from the rate of fills [files/s]. Each iteration of the daemon's
+# loop measures this rate. So the limit rises soon when a job begins to fill many small files. But
+# the rate is also high if a few fills of large files happen to end together. So a second limit
+# applies: the number of files filled in the last AHEAD_S, plus as many files of mean size as have
+# RISING_BYTES [bytes] together.
 RISING_BYTES = 8 << 20
-# Each call of `ScanPace.step` can allow the scan to examine a number of further names. If the scan
-# has found nothing among the latest of these names, it gets further names only after this time [s].
+# Each call of `ScanPace.step` can allow the scan to examine more names. If the scan has found
+# nothing among the names of the last call, it gets more names only after this time [s].
 LOOK_S = 0.2
-# In the first AHEAD_S seconds after fills have begun, the rate of fills still rises. During this
-# time, `lasts_s` assumes that files are filled RISE times as fast as measured. So the daemon's loop
-# rests for a shorter time before it allows the scan to go on. With a smaller factor, such as 2, the
-# loop would rest too long, and the scan would find too few files for the rising rate.
+# In the first AHEAD_S seconds after fills have begun, the rate of fills still rises. `lasts_s` then
+# assumes RISE times the measured rate. So the daemon's loop rests for a shorter time before the
+# scan may go on. With a smaller factor, such as 2, the loop would rest too long. The scan would
+# then find too few files for the rising rate.
 RISE = 4.0
 # For every OPENS_A_NAME files that programs open at the source, the scan may examine one name in
 # directories that programs do not read.
 OPENS_A_NAME = 16
 # If programs have opened nothing at the source for this long [s], and no file was filled in advance
-# during this time, the scan runs without a limit.
+# meanwhile, the scan runs without a limit.
 IDLE_S = 1.0
-# The scan waits for a program's first open for at most this long [s]. The time is long, because
-# many programs import large packages before they open their first file.
+# The scan waits for a program's first open for at most this long [s]. Many programs import large
+# packages before they open their first file, so the time is long.
 AWAIT_S = 10.0
-# From this time [s] after its start, the scan runs without a limit, even while programs read. It
-# must end some time, because the directories are compared with the source (`revalidate`) only after
-# the scan.
+# From this time [s] after its start on, the scan runs without a limit, even while programs read.
+# The reason is that directories are compared with the source (`revalidate`) only after the scan.
 MOST_S = 120.0
 
 
@@ -46,7 +44,7 @@ class ScanPace:
     """Keeps the scan from running far ahead of programs. If the scan examines a file long before
     the file is read or filled, the file's attributes are requested from the source twice.
 
-    now_s : the present time [s], on the clock that is used for `now_s` in all methods
+    now_s : the present time [s]. The `now_s` of all methods must come from the same clock
     awaits_s : if a program is about to begin, how long the scan waits for the program's first open
         of a file [s], for example AWAIT_S; otherwise 0
     """
@@ -56,8 +54,9 @@ class ScanPace:
         self._active_until = now_s + awaits_s
         self._seen = 0, 0
         self._rate = 0.0  # rate of fills [files/s]
-        # One pair for each call of `_soon_filled` in the last AHEAD_S seconds, preceded by the pair
-        # of an earlier call: (time of the call [s], number of files that had been filled by then).
+        # Pairs (time of a call of `_soon_filled` [s], number of files that had been filled by
+        # then). There is one pair for each call in the last AHEAD_S seconds, after the pair of an
+        # earlier call.
         self._filled = deque([(now_s, 0)])
         self._others = 0.0
         self._found, self._found_by_s = -1, now_s
@@ -67,7 +66,7 @@ class ScanPace:
         # The number of entries at the last call, and when that number last changed [s].
         self._newest, self._news_s = 0, now_s
         # Whether all files found so far will soon be filled, and the scan will probably find more.
-        # The fills that run ahead of programs then have to wait for the scan.
+        # The fills that run ahead of programs must then wait for the scan.
         self.lacks_names = False
 
     def awaits_open(self, now_s: float) -> bool:
@@ -86,7 +85,7 @@ class ScanPace:
         opened_bytes: float,
     ) -> tuple[int, int]:
         """Returns the two arguments for `Walk.allow`: how many names the scan may examine until the
-        next call, in directories that programs read and in all others.
+        next call. The first is for directories that programs read, the second for all others.
 
         opens : how often programs have opened files at the source so far
         filled, waiting : how many files were filled in advance so far, and how many are still to be
@@ -123,8 +122,8 @@ class ScanPace:
 
     def lasts_s(self, files: int) -> float:
         """Returns how long [s] it takes to fill `files` files at the present rate. In the first
-        AHEAD_S seconds after fills have begun, the rate still rises, so RISE times the present rate
-        is assumed."""
+        AHEAD_S seconds after fills have begun, RISE times the present rate is assumed, because the
+        rate still rises."""
         is_steady = self._filled[0][1] > self._filled_before
         rate = self._rate if is_steady else RISE * self._rate
         return files / rate if rate else 0.0

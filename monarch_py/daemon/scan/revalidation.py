@@ -1,10 +1,9 @@
 """Periodically compares the names and attributes in the catalog with the source.
 
-After the scan, the catalog contains a listing of each directory, from which clients answer stat()
-and readdir() without the source. While clients do so, the directories are compared with the source
-at least every `revalidate` seconds. If a directory has changed, the source answers all further
-requests about the directory until the session ends. If a file is gone or was replaced, the source
-answers all further requests about the file.
+After the scan, the catalog contains a listing of each directory. From it, clients answer stat() and
+readdir() without the source. While they do so, the directories are compared with the source at
+least every `revalidate` seconds. If a directory has changed, the source answers all further
+requests about it until the session ends. The same holds for a file that is gone or was replaced.
 """
 
 import logging
@@ -24,19 +23,18 @@ from monarch_py.native import Kind, ffi, lib
 
 log = logging.getLogger("monarch.metadata")
 
-# File systems may round timestamps to multiples of this time [s]. A directory is called young if it
-# was listed less than this time after a change. It may then have changed again after the listing,
+# File systems may round timestamps to multiples of this time [s]. If a directory was listed less
+# than this time after a change, it is called young. It may have changed again after the listing,
 # and still have the same timestamp.
 YOUNG_S = 2.0
-# The number of directories and files that one call of the C code compares. Between two calls the
-# thread applies the configured rate limit, and checks whether it should stop.
+# How many directories and files one call of the C code compares. After each call, the thread
+# applies the configured rate limit, and checks whether it should stop.
 SLICE = 256
 
 
 class Metadata:
-    """Compares directories with the source. `step` runs in the daemon's loop, and never accesses
-    the source, because the source may hang. Each task that accesses the source runs in a thread
-    that `step` starts."""
+    """Compares directories with the source. `step` runs in the daemon's loop. It never accesses the
+    source, which may hang, but starts a thread for each such task."""
 
     def __init__(self, config: Config, shared: Shared, scanner: Scanner) -> None:
         self.config, self.shared, self.scanner = config, shared, scanner
@@ -86,9 +84,9 @@ class Metadata:
     def _list(self) -> None:
         first, self._listed = self._listed, len(self.scanner.sources)
         catalog = self.shared.catalog
-        # The times at which the scan read the listings are not recorded. Each listing is assumed to
-        # be as old as possible: read at the scan's start. So a directory is young if it was changed
-        # after this start, or less than YOUNG_S before it.
+        # The scan does not record when it reads a listing. So each listing is assumed to date from
+        # the scan's start. A directory is young if it was changed after that start, or less than
+        # YOUNG_S before it.
         began = self.scanner.began
         young_ns = int((time.time() - (time.monotonic() - began) - YOUNG_S) * 1e9)
         lib.monarch_catalog_list(catalog.c, young_ns, first)
@@ -101,8 +99,8 @@ class Metadata:
             self.shared.control.source[source.number].up_ino = source.up_ino
 
     def _begin(self) -> None:
-        """Begins the comparisons. The scan has examined every file and directory after the
-        scanner's start. So the time of the last comparison is initially the scanner's start."""
+        """Begins the comparisons. The scan has examined everything after the scanner's start, so
+        this start counts as the time of the last comparison."""
         self._is_ready = True
         self._start(self._read_masks)
         self._caught_up = self.scanner.began
@@ -120,8 +118,8 @@ class Metadata:
 
     def _read_masks(self) -> None:
         """Reads the properties of the sources' file systems that the library needs to answer statx.
-        The properties for statfs are read later, by the first comparison, because reading them
-        costs an operation at the source."""
+        The first comparison later reads the properties for statfs, because reading them costs an
+        operation at the source."""
         for source in list(self.scanner.sources):
             slot = self.shared.control.source[source.number]
             lib.monarch_read_masks(source.fd, ffi.addressof(slot, "filesystem"))
@@ -136,10 +134,10 @@ class Metadata:
         return self._uses() != self._hits
 
     def _uses(self) -> int:
-        """Returns how many requests of clients were answered without the source so far: requests
-        for names or attributes, and opens of copies. These answers are correct only because the
-        directories are compared with the source. Opens of files without a copy are not counted,
-        because the source itself answers them."""
+        """Returns how many requests were answered without the source so far: requests for names or
+        attributes, and opens of copies. These answers are correct only because the directories are
+        compared with the source. Opens of files without a copy are not counted, because the source
+        itself answers them."""
         totals = self.shared.totals()
         return totals["metadata_hits"] + totals["hits"]
 

@@ -1,6 +1,6 @@
 """Adds files to the catalog: the files that scans find, and those that clients open.
 
-Also finds the copies of these files from earlier sessions. The tiers' manifests list these copies.
+Also finds the copies of these files from earlier sessions, which the tiers' manifests list.
 """
 
 import logging
@@ -30,21 +30,20 @@ log = logging.getLogger("monarch.scanner")
 # At most this many batches are processed in one iteration of the daemon's loop, so that requested
 # files do not wait for a long scan.
 BATCHES_A_TURN = 8
-# Once programs have opened this many files in a directory, the directory is listed before others,
-# no matter how much of each file is read. With `scan: lazy`, only two kinds of directories are
-# listed: these directories, and those that a command or a plan requests.
+# Once programs have opened this many files in a directory, the directory is listed before others.
+# It does not matter how much of each file is read. With `scan: lazy`, only these directories are
+# listed, and those that a command or a plan requests.
 NAMES = 4
-# Between two iterations, the engine may add many opened files to the catalog. To count the opens in
-# each directory, at most this many of these files are examined.
+# Between two iterations, the engine may add many opened files to the catalog. At most this many of
+# them are examined, to count the opens in each directory.
 LOOKS = 64
-# The scan runs without a limit while many of the files that it finds have copies of earlier
-# sessions. The limit applies again when the files without such a copy outnumber the files with such
-# a copy by more than MISSES.
+# While many of the files that the scan finds have copies of earlier sessions, the scan runs without
+# a limit. The limit returns once the files without such a copy outnumber the files with one by more
+# than MISSES.
 MISSES = 256
-# The catalog's memory is reduced to what it needs this long after the end of a scan [s]. This takes
-# 5 ms of processor time for 20,000 files. The scan stays slightly ahead of the job, so it often
-# ends together with the first epoch. Because of the delay, the work is not done during the second
-# epoch if that is short.
+# This long after the end of a scan [s], the catalog's memory is reduced to what it needs. This
+# takes 5 ms of processor time for 20,000 files. The scan often ends together with the first epoch.
+# Because of the delay, the work does not fall into a short second epoch.
 FIT_AFTER_S = 5.0
 # Opens are counted for at most this many directories. When a further directory is to be counted,
 # all counts are reset.
@@ -54,8 +53,8 @@ MOST_COUNTED = 65536
 # A file that was examined at the source: its source, its new catalog entry (1,), the memory that
 # contains its path, and how many directories programs had renamed before the examination.
 Seen = tuple[Source, Array, Any, int]
-# Copies of earlier sessions that match their files, all in one tier. The fields: the files'
-# entries, the copies' rows of the manifest, and the number of the tier.
+# Copies of earlier sessions that match their files, all in one tier: the files' entries, the
+# copies' rows of the manifest, and the tier's number.
 Adopted = tuple[Ids, Array, int]
 
 
@@ -67,8 +66,7 @@ class Validator:
     ) -> None:
         """Prepares the rows of one tier's manifest for `match`.
 
-        known : maps the path of each source in the manifest to the number by which the manifest's
-            rows identify the source
+        known : the manifest's rows identify a source by a number; this maps the source's path to it
         """
         self.tier_number = tier_number
         here = {str(source.config.real_path): source.number for source in sources}
@@ -141,7 +139,7 @@ class Scanner:
         ]
         # For each tier, the manifest's rows of copies from earlier sessions that are to be dropped.
         # Foreign copies belong to datasets that are not configured. Stale copies belong to files
-        # that are gone or were replaced; they are known only after the complete scan.
+        # that are gone or were replaced. Only the complete scan shows which copies are stale.
         self.foreign = {v.tier_number: v.foreign for v in self.validators}
         self.stale: dict[int, Array] = {}
         self._is_in_a_hurry = False  # whether a plan or a command waits for requested listings
@@ -170,9 +168,9 @@ class Scanner:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the scan has ended and the catalog's memory has been reduced to what it needs
-        (`_fit`). Before that, the catalog may need more memory: for new entries, or for a second
-        segment to which `_fit` copies the entries."""
+        """Whether the scan has ended and `_fit` has reduced the catalog's memory to what it needs.
+        Until then, the catalog may need more memory: for new entries, or for a second segment to
+        which `_fit` copies the entries."""
         return self.scanned and self._fit_at_s == math.inf
 
     @property
@@ -182,10 +180,10 @@ class Scanner:
 
     @property
     def met_by_engine(self) -> int:
-        """A bit mask of the sources whose files the engine may add to the catalog on its own when
-        programs hand over the files' descriptors. Three conditions must be met: the configuration
-        excludes none of the source's files; no tier can have copies from an earlier session; and
-        shared memory has room for more entries."""
+        """A bit mask of the sources whose files the engine may add to the catalog on its own, when
+        programs hand over descriptors. There are three conditions. The configuration excludes none
+        of the source's files. No tier can have copies from an earlier session. Shared memory has
+        room for more entries."""
         if self.full or any(len(validator.rows) for validator in self.validators):
             return 0
         return sum(1 << source.number for source in self.sources if source.takes_all)
@@ -210,8 +208,8 @@ class Scanner:
 
         is_deep : whether all its subdirectories are listed too
         is_read : whether programs read the directory. If so, it is listed before others. Once
-            programs have read NAMES subdirectories of one parent directory, the parent is listed
-            too, with all its subdirectories
+            programs have read NAMES subdirectories of one directory, that directory is listed too,
+            with everything below it
         """
         if number >= len(self.sources) or directory.startswith("/"):
             return
@@ -225,18 +223,18 @@ class Scanner:
                 self.ask_for(*above, is_deep=True)
 
     def read_through(self, number: int, directory: str, *, is_deep: bool) -> None:
-        """Requests the listing of a directory in which programs read the files one after the other.
-        With `is_deep`, requests the listings of all its subdirectories too. With `scan: lazy`, a
-        call with `is_deep` does nothing, because `ask_for` itself requests all subdirectories of a
-        directory when programs have read NAMES of them."""
+        """Requests the listing of a directory whose files programs read one after the other. With
+        `is_deep`, requests the listings of all its subdirectories too. With `scan: lazy`, a call
+        with `is_deep` does nothing: `ask_for` itself requests all subdirectories once programs have
+        read NAMES of them."""
         if not is_deep or self.config.scan == "full":
             self.ask_for(number, directory, is_deep=is_deep)
 
     @property
     def finds_copies(self) -> bool:
         """Whether the scan is likely to find more files that have copies of earlier sessions. If
-        so, the scan should not be slowed down. Each such copy saves a read of the source, but can
-        be used only after the scan has found its file."""
+        so, it should not be slowed down. Each such copy saves a read of the source, but only after
+        the scan has found its file."""
         left = any(validator.left for validator in self.validators)
         return left and self._compared <= 2 * self._matched + MISSES
 
@@ -255,9 +253,9 @@ class Scanner:
             self.ask_for(source.number, "", is_deep=True, is_read=False)
 
     def has_unmet(self, tier_number: int) -> bool:
-        """Whether a tier may have copies of earlier sessions that are not processed yet. These may
-        be copies of files that no scan has reached, of datasets that are not configured
-        (`take_foreign`), or of files that are gone or were replaced (`take_stale`)."""
+        """Whether a tier may have copies of earlier sessions that are not processed yet. Such a
+        copy's file may not be scanned yet, may belong to a dataset that is not configured
+        (`take_foreign`), or may be gone or replaced (`take_stale`)."""
         left = self.foreign.get(tier_number, ()), self.stale.get(tier_number, ())
         return not self.is_whole or any(map(len, left))
 
@@ -267,10 +265,10 @@ class Scanner:
         return sum(source.found for source in self.sources)
 
     def allow(self, wanted: int, more_others: int) -> None:
-        """Sets how many names the scan may examine, with the arguments of `Walk.allow`. There is an
-        exception, because sources are scanned one after the other. If programs read a source that
-        still waits for its scan, but not the source that is being scanned, the present scan gets no
-        limit. It then ends soon, and makes way for the next one."""
+        """Sets how many names the scan may examine, with the arguments of `Walk.allow`. There is
+        one exception, because sources are scanned one after the other. Programs may read a source
+        that waits for its scan, but not the source that is being scanned. The present scan then
+        gets no limit, and soon makes way for the next one."""
         current = self._current
         is_in_the_way = (
             current is not None
@@ -283,8 +281,8 @@ class Scanner:
 
     def note_met(self) -> None:
         """Counts, for each directory, the files that the engine has added to the catalog since the
-        last iteration; each of them has been opened by a program. If there are more than LOOKS
-        files, only a sample is counted."""
+        last iteration. Programs have opened each of them. Of more than LOOKS files, only a sample
+        is counted."""
         met = range(self._known, len(self.shared.catalog))
         self._known = met.stop
         # Opens are counted to choose which directories are listed first. Once all directories are
@@ -297,14 +295,14 @@ class Scanner:
     # --- the scan -----------------------------------------------------------------------------
 
     def take_foreign(self) -> dict[int, Array]:
-        """Returns and forgets the manifest's rows of foreign copies, (n,), for each tier number.
-        Foreign copies belong to datasets that are not configured."""
+        """Returns and forgets the foreign copies: for each tier number, their rows (n,) of the
+        manifest. Foreign copies belong to datasets that are not configured."""
         foreign, self.foreign = self.foreign, {}
         return foreign
 
     def take_stale(self) -> dict[int, Array]:
-        """Returns and forgets the manifest's rows of stale copies, (n,), for each tier number. The
-        file of a stale copy is gone or was replaced."""
+        """Returns and forgets the stale copies: for each tier number, their rows (n,) of the
+        manifest. The file of a stale copy is gone or was replaced."""
         stale, self.stale = self.stale, {}
         return stale
 
@@ -336,8 +334,8 @@ class Scanner:
             self._fit()
         meets_all = self._current is not None and self._current.becomes_whole
         # `scan_meets_all` tells clients that they need not report opened files that the scan has
-        # not found yet. With `on_demand`, clients must report them, because the daemon fills only
-        # files that clients have opened.
+        # not found yet. With `on_demand`, they must, because the daemon fills only files that
+        # clients have opened.
         needs_messages = self.config.prefetch == "on_demand"
         self.shared.control.scan_meets_all = meets_all and not needs_messages
 
@@ -374,10 +372,10 @@ class Scanner:
             log.info("the catalog cannot be shrunk, and so keeps unneeded memory: %s", error)
 
     def _insert(self, source: Source, entries: Array, pool: Any, renames: int) -> None:
-        """Adds new files to the catalog, and finds the copies of these files that earlier sessions
-        have made. Files that the configuration excludes get the state BYPASS. If a directory was
-        renamed after the files were examined, the files' paths may be wrong. In this case, all of
-        the files get the state BYPASS, and are looked up again.
+        """Adds new files to the catalog, and finds their copies from earlier sessions. Files that
+        the configuration excludes get the state BYPASS. If a directory was renamed after the files
+        were examined, their paths may be wrong. Then all of the files get the state BYPASS, and are
+        looked up again.
 
         pool : the C array that contains the paths of the files
         renames : how many directories had been renamed before the files were examined
@@ -441,9 +439,9 @@ class Scanner:
     # --- single files ------------------------------------------------------------------------
 
     def take_hints(self) -> Ids:
-        """Processes the files that clients have opened and that were not in the catalog at that
-        time. If such a file is worth a copy, lets a thread look up the file at the source. Returns
-        the entries of those files that are in the catalog by now, so that they can be filled."""
+        """Processes the files that were not in the catalog when clients opened them. If such a file
+        is worth a copy, a thread looks it up at the source. Returns the entries of the files that
+        are in the catalog by now, so that they can be filled."""
         self.note_met()
         told = self.shared.scan_hints(self._stuck)
         for number, opened in told:
@@ -463,15 +461,15 @@ class Scanner:
         return self.shared.catalog.find(number, path) if number < len(self.sources) else -1
 
     def look(self, number: int, path: str) -> Seen | None:
-        """Examines one file at the source. Returns None if there is no file at the path. May take a
-        long time. Any thread may call this method, because it does not use the catalog."""
+        """Examines one file at the source. Returns None if there is no file at the path. May take
+        long. Any thread may call this method, because it does not use the catalog."""
         if number >= len(self.sources) or not path or path.startswith("/"):
             return None
         renames = int(self.shared.clients.renames)
         source = self.sources[number]
         full = source.config.real_path / path
-        # Only the canonical path, which the scan would use too, is accepted. A file that is reached
-        # through a symbolic link has its entry under its canonical path.
+        # Only the canonical path is accepted, which the scan would use too. If a symbolic link
+        # leads to a file, the file has its entry under its canonical path.
         try:
             if os.path.realpath(full) != str(full):
                 return None
@@ -493,8 +491,8 @@ class Scanner:
         return known if len(self.shared.catalog) > known else -1
 
     def meet_read(self, source: Source, entries: Array, pool: Any, renames: int) -> Ids:
-        """Processes files that programs have read. Adds those that are not in the catalog yet, in
-        the same way as `_insert`. Returns the entries of those files that are in the catalog now.
+        """Processes files that programs have read. Adds those that are not in the catalog yet, as
+        `_insert` does. Returns the entries of those that are in the catalog now.
 
         pool : the C array that contains the paths of the files
         """
@@ -507,7 +505,7 @@ class Scanner:
 
     def _note_opened(self, number: int, directory: str, files: int = 1) -> None:
         """Records that programs have opened files of a directory before these files were in the
-        catalog. Requests the directory's listing when there have been NAMES such files.
+        catalog. Once there have been NAMES such files, requests the directory's listing.
 
         files : how many more such files there are
         """

@@ -16,8 +16,8 @@ from monarch_py.scan.walk import Batch, Walk
 
 log = logging.getLogger("monarch.scanner")
 
-# A `Source` remembers the last WANTS directories whose listing was requested because programs read
-# their files (`is_read` in `Source.ask_for`). WANTS in csrc/scan/scan.h has the same value.
+# A `Source` remembers the last WANTS directories whose files programs read (`is_read` in
+# `Source.ask_for`). WANTS in csrc/scan/scan.h has the same value.
 WANTS = 16
 
 
@@ -34,12 +34,11 @@ class Parts:
         return len(self._left)
 
     def add(self, directory: str, *, is_deep: bool) -> bool:
-        """Adds a directory to those that are to be listed.
+        """Adds a directory to those that are to be listed. Returns False and adds nothing if the
+        listing was requested before: with the same arguments, or with `is_deep` for the directory
+        or one above it.
 
         is_deep : whether all its subdirectories are to be listed too
-
-        Returns False, and adds nothing, if the listing was requested before: by a call with the
-        same arguments, or by a call with `is_deep` for the directory or one above it.
         """
         if self._covers(directory) or (not is_deep and directory in self._flat):
             return False
@@ -54,9 +53,9 @@ class Parts:
         return directory in self._deep
 
     def take(self) -> tuple[list[str], bool]:
-        """Returns the directories that the next walk lists, in the order in which they were added,
-        and whether the walk includes their subdirectories. Removes these directories from those
-        that are to be listed."""
+        """Removes the directories for the next walk from those that are to be listed. Returns them
+        in the order in which they were added, and whether the walk includes their
+        subdirectories."""
         is_deep = self._left[0][1]
         taken = [directory for directory, deep in self._left if deep == is_deep]
         if is_deep:
@@ -114,8 +113,8 @@ class Source:
         return len(self._read) > 0
 
     def ask_for(self, directory: str, *, is_deep: bool, is_read: bool = False) -> bool:
-        """Requests the listing of a directory, whose path is relative to the root. Returns False if
-        this listing was requested before; the directory is then not listed again.
+        """Requests the listing of a directory, whose path is relative to the root. If this listing
+        was requested before, returns False, and the directory is not listed again.
 
         is_deep : whether all its subdirectories are listed too
         is_read : whether programs read files in the directory; it is then listed before others
@@ -130,7 +129,7 @@ class Source:
         self, config: Config, doorbell: Any, known: tuple[Any, Any, int], allowed: tuple[int, int]
     ) -> bool:
         """Starts listing the requested directories. If the root cannot be opened, logs a warning
-        and returns False. Files of this source that are not in the catalog then get no copies."""
+        and returns False. Files of this source that the catalog lacks then get no copies."""
         directories, is_deep = self._parts.take()
         self.becomes_whole = is_deep and "" in directories
         # The record is large and is used only once, so its reference is dropped here.
@@ -195,7 +194,8 @@ class Source:
         return sizes_fit and self.filter.trivial
 
     def excluded(self, entries: Array, paths: Any) -> Bools:
-        """Returns whether each entry is a file that the configuration excludes, (n,).
+        """Returns an array (n,): for each entry, whether it is a file that the configuration
+        excludes.
 
         paths : a function that returns the path of an entry
         """

@@ -21,9 +21,8 @@ THREADS = 4
 WAITING = 1024
 # If a running scan has not found a file within this time [s], the file is looked up at the source.
 SCAN_S = 0.1
-# If at most this many files wait to be looked up at the source, each call of `take_met` searches
-# the catalog for all of them. If more files wait, it searches only for those that have waited long
-# enough to be looked up now.
+# If more files than this wait to be looked up at the source, `take_met` searches the catalog only
+# for those that have waited long enough. Otherwise it searches for all of them.
 FEW = 32
 
 
@@ -31,7 +30,7 @@ class UnlistedFiles(Generic[Seen]):
     """Looks up single files at the source. Separate threads do this, because the source may be
     slow, and the daemon's loop must never wait for it.
 
-    look : a function that looks up one file at the source. It returns None if there is no file that
+    look : a function that looks up one file at the source. Returns None if there is no file that
         belongs in the catalog
     ring : a function that wakes the daemon's loop. The threads call it when an answer is available,
         but not after `close`
@@ -61,8 +60,8 @@ class UnlistedFiles(Generic[Seen]):
         return added
 
     def take_met(self, find: Callable[[int, str], int], *, is_scanned: bool) -> list[int]:
-        """Removes the files that the scan has added to the catalog meanwhile, because they need not
-        be looked up any more. Returns the files' entries.
+        """Removes the files that the scan has added to the catalog meanwhile: they need not be
+        looked up any more. Returns their entries.
 
         find : a function that returns a file's entry, or -1 if the file is not in the catalog
         """
