@@ -1,15 +1,15 @@
 /* Deals the samples of an epoch, step by step: first to the nodes, and then to the ranks of each
  * node. As many samples as possible go to a node that holds them. A node has one place for each
- * sample that it can take. A search for augmenting paths finds a maximum matching between the
- * samples and the places of the nodes that hold them. */
+ * sample that it can take. The search for augmenting paths matches as many samples as possible with
+ * places. */
 #include "plan/plan.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* The state while the samples of one step are dealt. The arrays have an element for each node, or
- * for each sample of the step. The samples of a node form a linked list, in which a sample is
- * represented by its index in the step. */
+/* The state while the samples of one step are dealt. Each array has an element for each node, or
+ * for each sample of the step. Arrays represent a sample by its index in the step. The samples of a
+ * node form a linked list. */
 struct step {
     const struct monarch_deal *deal;
     const int32_t *samples;
@@ -18,16 +18,16 @@ struct step {
     int32_t *next, *before; /* for each sample: its neighbors in its node's list; -1: none */
     int32_t *first;         /* for each node: head of its list */
     /* for each node. room: maximum number of samples that the node can take; taken: number of
-     * samples that were assigned to the node because it holds them */
+     * samples that the node has got because it holds them */
     int32_t *room, *taken;
-    /* for each node. share: number of samples that the node must load, because it takes them but
-     * does not hold them; least: minimum number of samples that the node takes in all */
+    /* for each node. share: number of samples that the node takes but must load, because it does
+     * not hold them; least: minimum number of all samples of the node */
     int32_t *share, *least;
     /* State of a search for a free place (augment). moved: for each node, the sample that would
-     * move to the node; queue: the nodes that the search has reached so far, the earliest first. */
+     * move to it; queue: the nodes reached so far, the earliest first. */
     int32_t *moved, *queue;
-    /* for each node. seen: the current search has reached the node; is_dead: an earlier search has
-     * shown that no free place can be reached from the node */
+    /* for each node. seen: the current search has reached it; is_dead: an earlier search has shown
+     * that no free place can be reached from it */
     uint8_t *seen, *is_dead;
     /* for each node: the position in `by_node` for the next of those samples that the node holds */
     int32_t *cursor;
@@ -64,7 +64,7 @@ static void unlink_from(struct step *s, int32_t i) {
 
 /* Chooses a node for the sample among its holders, the nodes that hold it. If the first holder (the
  * sample's owner) has a free place, returns that node. Otherwise returns the holder with the most
- * free places, or -1 if no holder has a free place. */
+ * free places, or -1 if no holder has any. */
 static int32_t freest(const struct step *s, int32_t i) {
     const int32_t *holders = holders_of(s, i);
     int32_t best = -1, most = 0;
@@ -97,8 +97,8 @@ static int32_t reach(struct step *s, int32_t i, int32_t *tail) {
     return -1;
 }
 
-/* Finds a place for sample `i` although all nodes that hold it are full: moves other samples to
- * other nodes that hold those samples. If that is impossible, sample `i` gets no place. */
+/* Finds a place for sample `i` when all its holders are full: moves other samples to other nodes
+ * that hold them. If no such moves exist, sample `i` gets no place. */
 static void augment(struct step *s, int32_t i) {
     int32_t head = 0, tail = 0, free_node = reach(s, i, &tail);
     while (free_node < 0 && head < tail) {
@@ -145,10 +145,9 @@ static void match(struct step *s) {
                 augment(s, i);
 }
 
-/* Takes samples away from nodes, until there are enough waiting samples (samples without a node) to
- * bring every node up to its minimum (s->least). Each sample is taken from the node that exceeds
- * its minimum the most. `waiting` is the number of waiting samples before the call. Returns their
- * number after the call. */
+/* Takes samples away from nodes, until the waiting samples (samples without a node) can bring every
+ * node up to its minimum (s->least). Takes each sample from the node that exceeds its minimum the
+ * most. waiting: the number of waiting samples. Returns the new number. */
 static int32_t give_up(struct step *s, int32_t waiting) {
     uint32_t nodes = s->deal->nodes;
     int32_t needed = 0;
@@ -177,14 +176,14 @@ static int64_t shares_at(const struct step *s, int32_t level) {
     return sum;
 }
 
-/* Decides how many of the `waiting` samples, which have no node yet, each node gets: sets s->share.
- * Every node gets the same number of them, with two exceptions. A node gets more if it would
- * otherwise have fewer than s->least samples in all. A node gets fewer if it lacks room. The
- * remaining samples go, one by one, to the nodes with the smallest s->taken. */
+/* Sets s->share: how many of the `waiting` samples, which have no node yet, each node gets. All
+ * nodes get the same number, with two exceptions. A node gets more if it would otherwise have fewer
+ * than s->least samples in all. A node gets fewer if it lacks room. Left-over samples go, one by
+ * one, to the nodes with the smallest s->taken. */
 static void fill_up(struct step *s, int32_t waiting) {
-    /* The level is the number of waiting samples that a node gets if no exception applies. A binary
-     * search finds the highest level at which all nodes together get at most `waiting` samples. Its
-     * invariant is shares_at(low) <= waiting < shares_at(high), unless all nodes are full. */
+    /* The level is the number of samples that a node gets without an exception. A binary search
+     * finds the highest level for which `waiting` samples suffice. Its invariant is shares_at(low)
+     * <= waiting < shares_at(high), unless all nodes are full. */
     int32_t low = 0, high = waiting + 1;
     while (high - low > 1) {
         int32_t middle = low + (high - low) / 2;
@@ -207,16 +206,16 @@ static void fill_up(struct step *s, int32_t waiting) {
     }
 }
 
-/* Groups the samples by node. Each group begins with the samples that the node must load; then come
- * the samples that the node holds. Deals each node's samples one by one to the node's ranks. */
+/* Groups the samples by node: first those that the node must load, then those that it holds. Deals
+ * each node's samples one by one to its ranks. */
 static void hand_out(struct step *s, int32_t *out, int64_t *ends, int32_t *loads) {
     const struct monarch_deal *d = s->deal;
     uint32_t per_node = d->ranks / d->nodes;
     int32_t at = 0;
     for (uint32_t n = 0; n < d->nodes; n++) {
-        /* From now on, three arrays contain positions in `by_node`, one for each node. `first`:
-         * where the node's samples begin. `cursor`: where to write the next sample that the node
-         * holds. `queue`: where to write the next sample that the node must load. */
+        /* From here on, three arrays hold a position in `by_node` for each node. first: where the
+         * node's samples begin. cursor: where to write the next sample that the node holds. queue:
+         * where to write the next sample that it must load. */
         s->first[n] = at;
         s->cursor[n] = at + s->share[n];
         s->queue[n] = at;
@@ -246,9 +245,8 @@ static void hand_out(struct step *s, int32_t *out, int64_t *ends, int32_t *loads
 }
 
 /* Sets the maximum and the minimum number of samples that each node takes. Without a cap, all ranks
- * take the same number of samples; if the step's samples cannot be divided evenly, some ranks take
- * one more. With a cap, a rank takes at least `least` samples and at most `cap` times an equal
- * share. */
+ * take the same number; if the division leaves a rest, some ranks take one more. With a cap, a rank
+ * takes from `least` samples up to `cap` times an equal share. */
 static void bound(struct step *s) {
     const struct monarch_deal *d = s->deal;
     int32_t per_node = (int32_t)(d->ranks / d->nodes), ranks = (int32_t)d->ranks;

@@ -6,9 +6,9 @@
 void monarch_plan_digest(const char *pool, const uint64_t *starts, const uint64_t *sizes,
                          uint64_t n, uint64_t *sum) {
     for (uint64_t i = 0; i < n; i++) {
-        /* The first hash covers two numbers: the hash of the file's name, and the file's size. The
-         * second hash covers these two numbers and the first hash. So if two different datasets
-         * have the same sum[0] by accident, their sum[1] very probably differs. */
+        /* The first hash covers the hash of the file's name and the file's size. The second hash
+         * also covers the first hash. So if two datasets have the same sum[0] by accident, their
+         * sum[1] very probably differs. */
         uint64_t mixed[3] = {monarch_xxh3(pool + starts[i], starts[i + 1] - starts[i]), sizes[i],
                              0};
         uint64_t first = monarch_xxh3(mixed, sizeof mixed);

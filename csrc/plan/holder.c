@@ -1,6 +1,6 @@
-/* Finds the nodes that use each file most. One pass covers as many files as memory allows. The pass
- * collects the accesses of all epochs to these files; each access takes two bytes. Then the pass
- * counts how often each node uses each file. The result is exact. */
+/* Finds the nodes that use each file most. One pass covers as many files as memory allows. It
+ * collects the accesses of all epochs to these files; each access takes two bytes. Then it counts
+ * exactly how often each node uses each file. */
 #include "plan/plan.h"
 
 /* Number of accesses that are processed together: first, the memory for all of them is prefetched;

@@ -1,9 +1,9 @@
 /* The inner loops of access plans: shuffles, and counts over all accesses. The shuffles yield
  * exactly the indices that the sampler's own library (for example, torch) yields. Python chooses
- * the sampler and the nodes, and decides what follows from the counts.
+ * the sampler and the nodes, and evaluates the counts.
  *
- * With each access, a training job reads a unit: a sample, a file or a block of a file. An array of
- * accesses contains the numbers of the units that are read; -1 means that there is no access. */
+ * Each access of a training job reads one unit: a sample, a file or a block of a file. An array of
+ * accesses holds the numbers of these units; -1 means that there is no access. */
 #pragma once
 
 #ifndef MONARCH_CDEF
@@ -33,7 +33,7 @@ void monarch_torch_randint(struct monarch_mersenne *g, uint64_t high, int wide, 
 /* Shuffles `items` like libstdc++'s std::shuffle with std::minstd_rand0, whose state is *state. */
 void monarch_minstd_shuffle(uint32_t *state, int32_t *items, uint64_t n);
 /* Writes `items` to `out` in random order. Draws each output from a buffer of `buffer` items, and
- * then puts the next item into the buffer. Draws numbers like std::uniform_int_distribution with
+ * then puts the next item into the buffer. Draws like std::uniform_int_distribution with
  * std::minstd_rand0. Returns 0, or -1 if memory is exhausted. */
 int monarch_minstd_buffer(uint32_t *state, uint64_t buffer, const int32_t *items, int32_t *out,
                           uint64_t n);
@@ -41,8 +41,8 @@ int monarch_minstd_buffer(uint32_t *state, uint64_t buffer, const int32_t *items
  * numbers as GCC did before version 11. */
 void monarch_mersenne_shuffle(struct monarch_mersenne *g, int by_division, int32_t *items,
                               uint64_t n);
-/* Computes the sequence in which tf.data's shuffle(buffer) yields the items 0, 1, ..., n-1. `seed`
- * and `seed2` are the seeds of the shuffle's iterator. Returns 0, or -1 if memory is exhausted. */
+/* Computes the order in which tf.data's shuffle(buffer) yields the items 0, 1, ..., n-1. `seed` and
+ * `seed2` are the seeds of the shuffle's iterator. Returns 0, or -1 if memory is exhausted. */
 int monarch_buffer_shuffle(uint64_t seed, uint64_t seed2, uint64_t buffer, int32_t *out,
                            uint64_t n);
 /* Computes the first `n` numbers of the Philox 4x32-10 generator. */
@@ -53,40 +53,39 @@ void monarch_philox(uint64_t seed, uint64_t seed2, uint32_t *out, uint64_t n);
 /* Adds 1 to counts[u] for each access to unit u. Returns 0, or -1 if a unit's number is `units` or
  * larger. */
 int monarch_plan_count(const int32_t *accesses, uint64_t n, uint32_t *counts, uint64_t units);
-/* Does the same as monarch_plan_count, but with separate counts for each node. A row of `accesses`
- * has one access for each of the `ranks` ranks; each node has `per_node` ranks. counts: an array of
- * shape (nodes, units). Returns 0, -1 as monarch_plan_count does, or -2 if a count overflows. */
+/* Like monarch_plan_count, but counts for each node separately. A row of `accesses` has one access
+ * for each of the `ranks` ranks; each node has `per_node` ranks. counts: shape (nodes, units).
+ * Returns 0, -1 as monarch_plan_count does, or -2 if a count overflows. */
 int monarch_plan_count_nodes(const int32_t *accesses, uint64_t rows, uint64_t ranks,
                              uint64_t per_node, uint16_t *counts, uint64_t units);
 /* The position of an access that never happens. It is larger than every real position. */
 #define MONARCH_PLAN_NEVER INT64_MAX
-/* Sets first[u] to the position of the first access to unit u, but only if first[u] was
- * MONARCH_PLAN_NEVER before the call. The accesses have the positions `start`, `start` + 1, ...
- * Returns 0, or -1 as monarch_plan_count does. */
+/* If first[u] is MONARCH_PLAN_NEVER, sets it to the position of the first access to unit u. The
+ * accesses have the positions `start`, `start` + 1, ... Returns 0, or -1 as monarch_plan_count
+ * does. */
 int monarch_plan_first(const int32_t *accesses, uint64_t n, int64_t start, int64_t *first,
                        uint64_t units);
-/* For each access i to a unit u, sets next[i] to the position of the next access to u. If
- * accesses[i] is -1, sets next[i] to MONARCH_PLAN_NEVER. A long sequence of accesses is processed
- * in parts, from the last part to the first, with one call for each part. later[u] is the position
- * of the first access to unit u in all later parts. The call updates later[u], so that the next
- * call can use it. Returns 0, or -1 as monarch_plan_count does. */
+/* Sets next[i] to the position of the next access to the unit of access i. If accesses[i] is -1,
+ * sets next[i] to MONARCH_PLAN_NEVER. Call this once for each part of a long sequence, from the
+ * last part to the first. later[u]: the position of the first access to unit u in all later parts.
+ * The call updates `later` for the next call. Returns 0, or -1 as monarch_plan_count does. */
 int monarch_plan_next(const int32_t *accesses, uint64_t n, int64_t start, int64_t *later,
                       uint64_t units, int64_t *next);
 
 /* --- which node uses a file most: holder.c ---------------------------------------------------- */
 
 /* Collects the accesses to the units [low, low + units). Each unit has consecutive slots, one for
- * each access to the unit. For each access, writes the number of the accessing node to the unit's
- * next free slot, which is slots[cursors[u]] for unit low + u. `slots` has `room` elements. Returns
- * 0, or -1 if `slots` would overflow. */
+ * each of its accesses. An access to unit low + u writes the number of its node to
+ * slots[cursors[u]], and increments cursors[u]. `slots` has `room` elements. Returns 0, or -1 if
+ * `slots` would overflow. */
 int monarch_plan_collect(const int32_t *accesses, uint64_t rows, uint64_t ranks, uint64_t per_node,
                          uint64_t low, uint64_t units, uint64_t *cursors, uint16_t *slots,
                          uint64_t room);
-/* Finds, for each unit, the `top` nodes that use it most, and how often each of them uses it. Reads
- * the slots that monarch_plan_collect has filled; the slots of unit u end at ends[u]. If nodes use
- * the unit equally often, the node that uses it first comes first. If fewer than `top` nodes use
- * it, the remaining nodes are -1 and their counts 0. nodes, counts: arrays of shape (units, top).
- * scratch: one counter per node, all 0 before and after the call. */
+/* Finds the `top` nodes that use each unit most, and how often each of them uses it. Reads the
+ * slots that monarch_plan_collect has filled; the slots of unit u end at ends[u]. Among nodes with
+ * equal counts, the one that uses the unit first comes first. Missing nodes are -1, with count 0.
+ * nodes, counts: shape (units, top). scratch: one counter per node, all 0 before and after the
+ * call. */
 void monarch_plan_rank(const uint16_t *slots, const uint64_t *ends, uint64_t units, uint64_t top,
                        uint32_t *scratch, int32_t *nodes, uint32_t *counts);
 
@@ -110,20 +109,22 @@ struct monarch_deal {
     int32_t least;
 };
 
-/* Deals the samples of an epoch to the ranks, step by step. order: the `count` samples, in the
- * order in which the epoch uses them. A sample goes to a node that holds it, if such a node has
- * room. All other samples are called loads, because the nodes that get them must load them. All
- * nodes get the same number of loads, as far as room allows. The samples of one rank in one step
- * are a batch; the batch's loads come first. out: the samples, sorted by step and rank. starts: for
- * each batch, the position in `out` where it begins; the last element is `count`. loads: for each
+/* Deals the samples of an epoch to the ranks, step by step. A sample goes to a node that holds it,
+ * if such a node has room. But nodes give up such samples if other nodes would otherwise get less
+ * than their minimum. The other samples are called loads, because their nodes must load them. All
+ * nodes get the same number of loads, as far as room and minimum allow. The samples of one rank in
+ * one step are a batch, which begins with its loads.
+ *
+ * order: the `count` samples, as the epoch uses them. out: the samples, sorted by step and rank.
+ * starts: for each batch, where it begins in `out`; the last element is `count`. loads: for each
  * batch, the number of its loads. Returns 0, or -1 if memory is exhausted. */
 int monarch_plan_deal(const struct monarch_deal *deal, const int32_t *order, uint64_t count,
                       int32_t *out, int64_t *starts, int32_t *loads);
 
 /* --- the digest of a dataset: digest.c -------------------------------------------------------- */
 
-/* For each file, adds a hash of the file's name and size to sum[0], and a second, different hash of
- * the name and size to sum[1]. The name of file i is the bytes starts[i] to starts[i + 1] of
- * `pool`. The sums do not depend on the order of the files. */
+/* Adds a hash of each file's name and size to sum[0], and a different hash of them to sum[1]. The
+ * name of file i is the bytes starts[i] to starts[i + 1] of `pool`. The sums do not depend on the
+ * order of the files. */
 void monarch_plan_digest(const char *pool, const uint64_t *starts, const uint64_t *sizes,
                          uint64_t n, uint64_t *sum);

@@ -1,16 +1,15 @@
 /* Shuffles, and the generators of their random numbers. Each shuffle draws exactly the random
  * numbers that the sampler's own library draws.
  *
- * The items to be exchanged are far apart in memory if the dataset is large. So several hundred
- * positions are computed together, and the items at these positions are prefetched before the
- * exchange. */
+ * In a large dataset, the items to be exchanged are far apart in memory. So several hundred
+ * positions are computed together, and their items are prefetched before the exchange. */
 #include <stdlib.h>
 
 #include "plan/plan.h"
 
-/* Number of positions that are computed at a time. The number is even, because some shuffles draw
- * two positions at a time. It is large enough to hide the memory's latency, and small enough for
- * the positions to fit into the first-level cache. */
+/* Number of positions that are computed together. It is even, because some shuffles draw two
+ * positions at a time. It is large enough to hide the memory's latency, and small enough for the
+ * first-level cache. */
 #define AHEAD 512
 
 static void exchange(int32_t *items, uint64_t first, const uint32_t *with, uint64_t n) {
@@ -104,8 +103,8 @@ static void randperm(struct monarch_mersenne *g, int32_t *out, uint64_t n) {
 /* Combines two draws into one number; the first draw is its upper half. */
 static uint64_t pair(const uint32_t *draws) { return (uint64_t)draws[0] << 32 | draws[1]; }
 
-/* The "inside-out" shuffle: each new item either goes to the end, or takes the place of a random
- * earlier item, which then moves to the end. */
+/* The "inside-out" shuffle. Each new item goes to the end, or takes the place of a random earlier
+ * item, which moves to the end. */
 static void randperm_large(struct monarch_mersenne *g, int32_t *out, uint64_t n) {
     uint32_t draws[2 * AHEAD];
     for (uint64_t i = 0; i < n; i += AHEAD) {
@@ -155,8 +154,8 @@ static uint32_t minstd_draw(uint32_t *state) {
 }
 
 /* Draws like std::uniform_int_distribution(0, below - 1) from std::minstd_rand0. Divides the
- * generator's range into `below` equal parts. If a drawn value lies in the remainder after the last
- * part, draws again. */
+ * generator's range into `below` equal parts. If a drawn number lies after the last part, draws
+ * again. */
 static uint32_t minstd_below(uint32_t *state, uint32_t below) {
     uint32_t scale = MINSTD_NUMBERS / below, past = below * scale, drawn;
     do
@@ -171,10 +170,10 @@ static uint32_t mersenne_draw(struct monarch_mersenne *g) {
     return drawn;
 }
 
-/* Draws like std::uniform_int_distribution(0, below - 1) from std::mt19937. by_division: whether to
- * divide the generator's range, as minstd_below does. Before version 11, GCC did so for every
- * generator. GCC 11 and later do so only for some generators. For std::mt19937, whose numbers use
- * all bits of a word, the result is the upper half of a product (Lemire, 2019). */
+/* Draws like std::uniform_int_distribution(0, below - 1) from std::mt19937. by_division: draws as
+ * GCC did before version 11, that is, divides the generator's range like minstd_below. Later
+ * versions return the upper half of a product (Lemire, 2019) for generators like std::mt19937,
+ * whose numbers use all bits of a word. */
 static uint32_t mersenne_below(struct monarch_mersenne *g, uint32_t below, int by_division) {
     if (by_division) {
         uint32_t scale = UINT32_MAX / below, drawn;
@@ -204,10 +203,10 @@ static uint32_t below(struct source *s, uint32_t bound) {
     return minstd_below(s->minstd, bound);
 }
 
-/* For each position p from `at` on, draws a partner, a position less than p + 1. The caller
- * exchanges the items at p and at the partner. One draw yields two partners: the drawn number is
- * less than the product of their two bounds. It is divided by the second bound; the quotient and
- * the remainder are the partners. So the generator's range must be at least this product. */
+/* Draws a partner for each position p from `at` on: a position less than p + 1. The caller
+ * exchanges the items at p and at its partner. One draw yields two partners. The drawn number is
+ * less than the product of their two bounds. Its quotient and its remainder by the second bound are
+ * the partners. So the generator's range must be at least this product. */
 static void places_in_pairs(struct source *s, uint64_t at, uint32_t *with, uint64_t some) {
     for (uint64_t j = 0; j < some; j += 2) {
         uint32_t second = (uint32_t)(at + j + 2);

@@ -48,8 +48,8 @@ uint64_t monarch_find_absent(const struct monarch_catalog *c, const struct monar
                              unsigned source, const char *directory, uint64_t length, int is_deep,
                              uint64_t *at, uint64_t looks, uint64_t *ids, uint64_t max) {
     uint64_t now = monarch_now_ns(), n = 0, count = __atomic_load_n(&c->count, __ATOMIC_ACQUIRE);
-    /* Files whose entries are numbered MONARCH_MAX_FILES or higher have no bits in struct
-     * monarch_bits, and programs always read them from the source. So they need no copies. */
+    /* Entries numbered MONARCH_MAX_FILES or higher have no bits in struct monarch_bits. Programs
+     * always read such files from the source, so these files need no copies. */
     uint64_t files = count < MONARCH_MAX_FILES ? count : MONARCH_MAX_FILES;
     uint64_t end = looks < files && *at < files - looks ? *at + looks : files;
     for (; *at < end && n < max; ++*at) {

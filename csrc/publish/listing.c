@@ -45,8 +45,8 @@ static int is_complete(const uint32_t *names, uint64_t n) {
     return 1;
 }
 
-/* Returns the first free index in `names`. The smaller indices belong to listings that an earlier
- * call has made, for the sources with numbers below `from`. */
+/* Returns the first free index in `names`. An earlier call has used the smaller indices, for the
+ * listings of the sources below `from`. */
 static uint64_t names_used(const struct monarch_catalog *c, unsigned from) {
     uint64_t used = 0;
     for (uint64_t id = 0; id < c->count; id++) {
@@ -85,8 +85,9 @@ int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns, unsign
             continue;
         parent = parent_of(c, &table[id], parent);
         if (table[id].place == MONARCH_NO_PLACE) {
-            /* A client has reported this file, but the scan has not found it in its directory. So
-             * the directory has changed, and the names that the scan has found are out of date. */
+            /* A client has reported this file, but the scan has not found the same file in the
+             * directory. So the directory has changed, and its names from the scan are out of
+             * date. */
             if (parent >= 0)
                 table[parent].sum = 0;
             continue;

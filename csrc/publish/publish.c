@@ -2,18 +2,18 @@
  * entry. */
 #include "publish/writer.h"
 
-/* Sets the entry's word. The entry's slot in the index by path contains a guess of this word
- * (monarch_guess_of), which is updated too. Readers compare the guess with the word, so it does not
- * matter which of them is stored first. */
+/* Sets the entry's word. Also updates the guess of the word (monarch_guess_of) in the entry's slot
+ * of the index by path. Either may be stored first, because readers compare the guess with the
+ * word. */
 void monarch_set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64_t id,
                       uint64_t word) {
     uint64_t old = e->word;
     int was_guessed = MONARCH_WORD_STATE(old) == MONARCH_PRESENT;
     __atomic_store_n(&e->word, word, __ATOMIC_SEQ_CST);
-    /* If the entry loses its copy, the copy's inode number is deleted from the entry. Otherwise, a
-     * move to a larger catalog could put this old number into the new index as if it belonged to
-     * the entry's next copy. A process that has the removed copy open finds the entry without this
-     * number: by the copy's slot in the present index, or by the copy's stamp. */
+    /* If the entry loses its copy, it also loses the copy's inode number. Otherwise, a move to a
+     * larger catalog could index this number under the entry's next copy. A process that has the
+     * removed copy open still finds the entry. It uses the copy's slot in the present index, or the
+     * copy's stamp. */
     if (MONARCH_WORD_COPY(old) && !MONARCH_WORD_COPY(word))
         __atomic_store_n(&e->copy_ino, 0, __ATOMIC_SEQ_CST);
     if (!was_guessed && MONARCH_WORD_STATE(word) != MONARCH_PRESENT)
@@ -35,8 +35,8 @@ void monarch_set_words(struct monarch_writer *w, uint64_t n, const uint64_t *ids
     pthread_mutex_unlock(&w->lock);
 }
 
-/* Stores the entry's number in a free slot of the index by copy. The upper 32 bits of the slot are
- * the lower 32 bits of the hash. The lower 32 bits of the slot are the entry's number + 1. */
+/* Stores the entry's number in a free slot of the index by copy. Upper 32 bits of the slot: the
+ * lower 32 bits of the hash. Lower 32 bits: the entry's number + 1. */
 void monarch_put_copy(struct monarch_catalog *c, uint64_t ino, unsigned tier, uint64_t id) {
     uint64_t *slots = (uint64_t *)((char *)c + c->copies_at);
     uint64_t hash = monarch_mix(ino + tier), i = monarch_first_slot(hash, c->slots);
@@ -64,9 +64,10 @@ static int publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
         struct monarch_entry *e = &table[ids[i]];
         unsigned tier = MONARCH_WORD_TIER(words[i]);
         /* Another entry may still have this inode number. The entry of a removed copy keeps the
-         * copy's number until the daemon has processed the removal, because descriptors of the
-         * removed copy may be open. The file system gives the number to a new copy only after these
-         * descriptors were closed. So the number is now deleted from the other entry. */
+         * number until the daemon has processed the removal. The file system reuses the number only
+         * after all descriptors of the removed copy were closed. So no reader needs the number in
+         * the other entry, and it is deleted there. Otherwise, look-ups of the new copy could find
+         * the other entry. */
         int has_stamp = is_stamped(c, words[i], made && made[i]);
         int64_t old = has_stamp ? -1 : monarch_find_copy(c, tier, copy_inos[i]);
         if (old >= 0 && (uint64_t)old != ids[i])
@@ -96,10 +97,9 @@ void monarch_lose_tier(struct monarch_writer *w, unsigned tier) {
 }
 
 /* A client may mark the file as changed just after this function has read the changed filter. The
- * published copy is then stale. No program reads the stale copy, because every open checks the
- * filter itself. Python must remove the copy, but may have processed the mark before the file was
- * PRESENT, when there was nothing to remove. So Python checks the filter again when it processes
- * the result, and then removes the copy. */
+ * published copy is then stale. No program reads it, because every open checks the filter itself.
+ * But Python must remove it, and may have processed the mark before there was a copy to remove. So
+ * Python checks the filter again when it processes the result. */
 int monarch_publish_result(struct monarch_writer *w, const struct monarch_control *k,
                            const struct monarch_clients *m, const struct monarch_result *r) {
     uint64_t present = monarch_word(MONARCH_PRESENT, 0, r->tier, r->copy);

@@ -83,17 +83,16 @@ static void index_entry(struct monarch_catalog *c, uint64_t id) {
     put_path(c, e, id);
 }
 
-/* Merges the found entry `e` into the catalog's entry `mine`, which has the same path. There are
- * two cases. First, a client has reported a file before the scan finds the file. Second, the scan
- * adds each directory twice: as a name in its parent directory, and with the number of its own
- * names. The two additions may come in either order. */
+/* Merges the found entry `e` into the catalog's entry `mine` with the same path. There are two
+ * cases. First, a client reported the file before the scan found it. Second, the scan adds each
+ * directory twice: as a name in its parent, and with the number of its own names. Either may come
+ * first. */
 static void meet_again(struct monarch_entry *mine, const struct monarch_entry *e) {
     int is_same = e->kind == mine->kind && e->ino == mine->ino && e->size == mine->size &&
                   e->mtime_ns == mine->mtime_ns && e->ctime_ns == mine->ctime_ns;
-    /* A file that was replaced before its directory was listed gets no place in the listing. Later
-     * comparisons with the source then check this file individually. The directory's times would
-     * not reveal the replacement, because the replacement changed them before the directory was
-     * listed. */
+    /* A file that was replaced before its directory was listed gets no place in the listing. So
+     * later comparisons with the source check this file individually. The directory's times do not
+     * reveal this replacement, because it came before the listing. */
     if (e->place != MONARCH_NO_PLACE && (is_same || mine->kind == MONARCH_DIR))
         mine->place = e->place;
     if (mine->kind == MONARCH_DIR && e->kind == MONARCH_DIR)
@@ -150,8 +149,8 @@ static void set_flags(struct monarch_entry *e, unsigned which, unsigned flags) {
 static int update(struct monarch_catalog *c, uint64_t id, const struct monarch_entry *fresh) {
     struct monarch_entry *e = monarch_table(c) + id;
     uint64_t old_ino = e->ino;
-    /* A new inode number needs one more slot in the index by inode. The update is refused if the
-     * index would then lack slots for the entries that can still be added. */
+    /* A new inode number needs one more slot in the index by inode. The update is refused if too
+     * few slots would be left for the entries that can still be added. */
     if (fresh->ino != old_ino && c->inodes_used + (c->capacity - c->count) >= c->slots / 8 * 7)
         return -1;
     uint32_t version = e->version;
@@ -240,8 +239,8 @@ void monarch_collapse(const char *path) {
     if (fstat(fd, &st) == 0 && st.st_size >= MONARCH_HUGE_PAGE) {
         uint64_t bytes = (uint64_t)st.st_size, huge = bytes / MONARCH_HUGE_PAGE * MONARCH_HUGE_PAGE;
         char *map = sys_map_aligned(fd, bytes, PROT_READ | PROT_WRITE, MONARCH_HUGE_PAGE);
-        /* Each call of madvise replaces 2 MiB of small pages by one huge page. If a call fails for
-         * lack of memory, the huge pages made so far remain. */
+        /* Each call of madvise replaces 2 MiB of small pages by one huge page. If a call fails, the
+         * huge pages made so far remain. */
         for (uint64_t at = 0; map && at < huge; at += MONARCH_HUGE_PAGE)
             if (madvise(map + at, MONARCH_HUGE_PAGE, MADV_COLLAPSE) != 0)
                 break;

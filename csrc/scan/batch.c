@@ -61,10 +61,9 @@ static int merge(struct monarch_batch *to, struct monarch_batch *b) {
     return 1;
 }
 
-/* Hands a thread's batch to Python; afterwards *batch is an empty batch or NULL. If the last batch
- * that waits for Python has room, the entries are appended to that batch. A single thread finds
- * only a few files in BATCH_NS. By merging, one iteration of Python's loop handles the files of
- * many threads. */
+/* If the last batch that waits for Python has room, the entries are appended to it. A single thread
+ * finds only a few files in BATCH_NS. So, with merged batches, one iteration of Python's loop
+ * handles the files of many threads. */
 void monarch_hand_over_batch(struct monarch_scan *s, struct monarch_batch **batch) {
     if (!*batch || !(*batch)->count)
         return;

@@ -33,8 +33,8 @@ static int is_same(const struct monarch_entry *e, const struct statx *now) {
                                   : S_ISREG(now->stx_mode) && now->stx_size == e->size;
 }
 
-/* Compares one entry with the source. Asks the server even if the kernel has cached the attributes:
- * a user who names files for a comparison suspects that the cached attributes are out of date. */
+/* Compares one entry with the source. Asks the server even if the kernel has cached the attributes.
+ * A user who names files suspects that the cached attributes are out of date. */
 static enum monarch_compared compare(const struct comparison *x, const struct monarch_entry *e,
                                      struct monarch_entry *fresh) {
     struct statx now;

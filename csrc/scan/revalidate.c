@@ -62,8 +62,8 @@ static void compare_file(const struct comparison *x, const struct monarch_entry 
         monarch_mark_changed(x->clients, x->dev, e->ino);
 }
 
-/* Compares the files of a changed directory with the source, and marks the files that differ.
- * Returns how many of the directory's names are in the catalog. */
+/* Compares the files of a changed directory with the source, and marks those that differ. Returns
+ * how many of the directory's names the catalog has. */
 static uint64_t compare_names(const struct comparison *x, const struct monarch_entry *d) {
     const struct monarch_entry *table = monarch_entries(x->catalog);
     uint64_t listing = x->is_listed ? d->sum : 0,
@@ -74,8 +74,8 @@ static uint64_t compare_names(const struct comparison *x, const struct monarch_e
             compare_file(x, &table[ids[n]]);
         return n;
     }
-    /* Without a listing, the catalog may know only some of the directory's names, and their entries
-     * may be anywhere in the catalog. So look at all entries. */
+    /* Without a listing, the entries of the directory's names may be anywhere in the catalog, so
+     * all entries are checked. Some names may have no entry. */
     for (uint64_t id = 0; id < count; id++)
         if (table[id].source == d->source &&
             monarch_catalog_parent(x->catalog, &table[id]) == d - table) {
@@ -85,11 +85,10 @@ static uint64_t compare_names(const struct comparison *x, const struct monarch_e
     return n;
 }
 
-/* Stores the directory's current times in its entry. With these times, the next comparison detects
- * whether the directory has changed again. No reader sees these times: the directory is marked as
- * changed, so readers ask the source about it. If the daemon moves the catalog to a new segment
- * during the call, the times are lost, and the directory's files are compared once more than
- * necessary. */
+/* Stores the directory's current times in its entry, so that the next comparison detects a further
+ * change. No reader sees these times, because readers ask the source about a directory that is
+ * marked as changed. If the daemon moves the catalog to a new segment during the call, the times
+ * are lost. The directory's files are then compared once more than necessary. */
 static void note_times(const struct comparison *x, const struct monarch_entry *d) {
     struct monarch_entry *mine = (struct monarch_entry *)d, now;
     char target[1];
@@ -126,9 +125,8 @@ uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct mon
         monarch_mark_changed(m, source->dev, e->ino);
         /* The times are stored before the names are compared, so that the next call detects a
          * change during the comparison. Before the catalog has listings (is_listed = 0), no times
-         * are stored. Then each call finds the directory changed, and compares its files again.
-         * This is necessary, because the scan may still add files whose attributes it has read
-         * before this call. */
+         * are stored, so each call compares the directory's files again. The scan may still add
+         * files whose attributes it has read before this call, and they must be compared too. */
         if (is_listed)
             note_times(&x, e);
         looked += compare_names(&x, e);

@@ -12,10 +12,10 @@
 #include "shared/doorbell.h"
 #include "shared/joining.h"
 
-/* A thread that hardly ever sleeps while it examines names reads a local source. Such a thread
- * lowers its own priority permanently, because it would otherwise occupy a processor that the job
- * may need. A thread that often sleeps waits for a remote source. Such a thread keeps its priority,
- * so that files are found and filled before the job needs them. */
+/* If a thread hardly ever sleeps while it examines names, the source is local. The thread then
+ * lowers its own priority permanently, to leave the processor to the job. If a thread often sleeps,
+ * the source is remote. The thread then keeps its priority, so that files are filled before the job
+ * needs them. */
 /* A thread decides whether to lower its priority after it has examined this many names. */
 #define LOOKS 64
 /* A thread lowers its priority if, on average, it has slept at most once per this many names. */
@@ -53,8 +53,9 @@ static void *scan_thread(void *arg) {
     return NULL;
 }
 
-/* Corrects the scan's counts of threads after `missing` threads could not be started. Wakes the
- * running threads: they may be waiting for the missing threads, which were counted as busy. */
+/* Corrects the scan's counts after `missing` threads could not be started. These threads were
+ * counted as busy, and the running threads may be waiting for them. So wakes the running
+ * threads. */
 static void lack(struct monarch_scan *s, int started, int missing) {
     s->thread[started] = 0; /* pthread_create may have stored a value here although it has failed */
     pthread_mutex_lock(&s->lock);
@@ -79,9 +80,8 @@ static struct monarch_scan *new_scan(int root, unsigned source, int threads, uin
                                      uint32_t *doorbell) {
     struct statx x;
     struct monarch_scan *s = calloc(1, sizeof *s + (size_t)(threads + 1) * sizeof(pthread_t));
-    /* AT_STATX_DONT_SYNC prevents a request to the source's server. The daemon's loop calls this
-     * function, and must not wait for the server. Only the device is needed here, and the kernel
-     * knows the device. */
+    /* Only the device is needed, and the kernel knows it. AT_STATX_DONT_SYNC prevents a request to
+     * the source's server, because the daemon's loop calls this function and must not wait. */
     if (!s || statx(root, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, 0, &x) != 0) {
         free(s);
         return NULL;

@@ -7,33 +7,32 @@
 #include "shared/pace.h"
 
 #define BATCHES_AHEAD 8 /* if this many batches are ready for Python, the scan's threads wait */
-/* How long [ns] a thread collects entries before it hands them to Python. This is also the shortest
- * time between two rings of Python's doorbell, unless several batches are ready. The time is short,
- * because a file can be filled only after Python has received its entry. */
+/* How long [ns] a thread collects entries before it hands them to Python. Also the shortest time
+ * between two rings of Python's doorbell, unless several batches are ready. The time is short,
+ * because a file can be filled only after Python has its entry. */
 #define BATCH_NS 20000000ULL
-/* Number of names in a portion. The thread that lists a directory distributes the directory's names
- * to other threads in portions. So even a flat directory of a million files keeps all threads
- * busy. */
+/* Number of names in a portion. A thread that lists a directory gives the names to other threads in
+ * portions. So even a flat directory of a million files keeps all threads busy. */
 #define PORTION 8
-/* The queue of portions is full if it has this many portions for each of the other threads. The
- * thread that lists the directory then examines the next names itself. */
+/* The queue of portions is full if it has this many for each of the other threads. The listing
+ * thread then examines the next names itself. */
 #define PORTIONS_AHEAD 16
 
-/* A directory to list, or a portion of a directory's names to examine. To examine a name is to read
- * the attributes of its file and to report the file's entry. */
+/* A directory to list, or a portion of a directory's names to examine: read the file's attributes,
+ * and report its entry. */
 struct task {
     struct task *next;
-    /* is_first: the scan begins with this directory, so its entry was not reported with the names
-     * of a parent directory. is_wanted: the task is done before all tasks without this flag. */
+    /* is_first: the scan begins with this directory, so no listing of a parent directory has
+     * reported it. is_wanted: the task comes before all tasks without this flag. */
     int is_first, is_wanted;
     /* the directory has not changed since a time before the catalog had files (`since_ns`) */
     int is_settled;
     uint32_t names; /* number of names in the portion; 0: the task is to list the directory */
     uint32_t place; /* position of the portion's first name in the directory */
     size_t text;    /* number of bytes used in `path` */
-    /* The directory's path, relative to the source's root, with its NUL. The path of the root
-     * itself is "". In a portion, the path is followed by the portion's names; each name is stored
-     * as its inode number, and then the name with its NUL. */
+    /* The directory's path, relative to the source's root ("" for the root), with its NUL. In a
+     * portion, the portion's names follow the path. Each name is stored as its inode number, and
+     * then the name with its NUL. */
     char path[];
 };
 
@@ -45,8 +44,8 @@ struct queue {
 
 #define ALL_NAMES INT64_MAX
 
-/* A wanted directory, which is scanned before others (monarch_scan_want). The walk may not have
- * reached the directory yet, so the latest WANTS wanted directories are remembered. */
+/* A wanted directory, which is scanned before others (monarch_scan_want). The walk may reach it
+ * only later, so the latest WANTS of them are remembered. */
 #define WANTS 16
 struct want {
     int is_set, is_deep;
@@ -57,8 +56,8 @@ struct monarch_scan {
     pthread_mutex_t lock;
     pthread_cond_t more_work, may_go_on, room;
     struct queue wanted, wanted_portions;
-    /* Portions of directories that are not wanted. The oldest portion is first, so that the entries
-     * in the catalog have nearly the same order as the names in the listings. */
+    /* Portions of directories that are not wanted, oldest first. So entries in the catalog have
+     * nearly the same order as the names in the listings. */
     struct queue portions;
     struct task *todo; /* directories, newest first: the tree is walked depth first */
     struct monarch_batch *first, *last;
@@ -75,9 +74,8 @@ struct monarch_scan {
     /* How many more names may be examined: [1] in wanted directories, [0] in all other directories
      * (monarch_scan_allow). */
     int64_t may_look[2];
-    /* The catalog's writer, with whose help the scan looks for known files
-     * (monarch_scan_skip_known). The scan does not read the attributes of a known file. NULL: the
-     * scan reads the attributes of every file. */
+    /* If not NULL: the catalog's writer, with whose help the scan finds known files
+     * (monarch_scan_skip_known). The scan does not read the attributes of a known file. */
     struct monarch_writer *writer;
     int64_t since_ns; /* a time before the catalog had any files [CLOCK_REALTIME] */
     const struct monarch_clients *clients; /* shows which files clients are reading now; or NULL */
@@ -90,9 +88,9 @@ struct monarch_scan {
 
 /* Counts a directory or file that could not be read. Takes the lock. */
 void monarch_count_scan_error(struct monarch_scan *s, int error);
-/* Adds an entry to the thread's own batch. If the batch is full, hands the batch to Python first.
- * Before the first call, *batch is NULL. renames: what monarch_renames_before has returned before
- * the entry's file was examined. */
+/* Adds an entry to the thread's own batch. If the batch is full, hands it to Python first. Before
+ * the first call, *batch is NULL. renames: the result of monarch_renames_before, from before the
+ * file was examined. */
 void monarch_report(struct monarch_scan *s, struct monarch_batch **batch, struct monarch_entry *e,
                     const char *path, const char *target, uint64_t renames);
 /* Returns how many directories programs have renamed so far. Call this before a file is examined,
@@ -114,20 +112,19 @@ struct task *monarch_new_task(struct monarch_scan *s, const char *path, size_t r
 void monarch_add_task(struct monarch_scan *s, struct task *t);
 /* Waits for the next task that may begin, and returns it. Returns NULL if the scan has ended. */
 struct task *monarch_next_task(struct monarch_scan *s, struct monarch_batch **batch);
-/* Returns whether the queue for the portion `t` is full: it has PORTIONS_AHEAD portions for each of
- * the other threads. If so, the listing thread must examine the names of `t` itself. Takes the
- * lock. */
+/* Returns whether the queue for the portion `t` is full (PORTIONS_AHEAD). If so, the listing thread
+ * must examine the names of `t` itself. Takes the lock. */
 int monarch_others_have_enough(struct monarch_scan *s, const struct task *t);
 /* monarch_may_look returns whether the names of a portion may be examined now (monarch_scan_allow).
- * monarch_count_looks subtracts the number of names in the task from `may_look`. The caller of
- * either function holds the lock. */
+ * monarch_count_looks subtracts the task's number of names from `may_look`. For both, the caller
+ * holds the lock. */
 int monarch_may_look(struct monarch_scan *s, struct task *t);
 void monarch_count_looks(struct monarch_scan *s, const struct task *t);
 /* Removes the first task of a nonempty queue and returns it. The caller holds the lock. */
 struct task *monarch_take_first_task(struct queue *q);
 /* monarch_has_tasks returns whether any task is left. monarch_take_task removes and returns the
- * first task that may begin; such a task must exist. The caller of either function holds the lock,
- * unless all of the scan's threads have ended. */
+ * first task that may begin; such a task must exist. For both, the caller holds the lock, unless
+ * all of the scan's threads have ended. */
 int monarch_has_tasks(const struct monarch_scan *s);
 struct task *monarch_take_task(struct monarch_scan *s);
 /* Wakes all waiting threads, which then check again whether they may continue. The caller holds the

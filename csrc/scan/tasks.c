@@ -27,9 +27,9 @@ static int leads_through(const char *path, const char *above) {
     return !n || (strncmp(path, above, n) == 0 && (!path[n] || path[n] == '/'));
 }
 
-/* Returns whether `directory` is wanted because of `w`. It is wanted if it is the directory of `w`,
- * or a directory above that one, because the walk leads through the directories above. If
- * w->is_deep is set, the directories below the directory of `w` are wanted too. */
+/* Returns whether `directory` is wanted because of `w`. The directory of `w` is wanted, and so are
+ * all directories above it, because the walk leads through them. If w->is_deep is set, the
+ * directories below it are wanted too. */
 static int is_named(const struct want *w, const char *directory) {
     return leads_through(w->directory, directory) ||
            (w->is_deep && leads_through(directory, w->directory));
@@ -57,8 +57,8 @@ struct task *monarch_take_first_task(struct queue *q) {
     return t;
 }
 
-/* Returns a pointer to the number of names that may still be examined: in wanted directories if
- * is_wanted is set, otherwise in all other directories. The caller holds the lock. */
+/* Returns a pointer to how many names may still be examined in wanted directories (is_wanted = 1)
+ * or in all others (0). The caller holds the lock. */
 static int64_t *looks_left(struct monarch_scan *s, int is_wanted) {
     return &s->may_look[is_wanted || s->is_all_wanted];
 }
@@ -123,9 +123,8 @@ struct task *monarch_take_task(struct monarch_scan *s) {
     return t;
 }
 
-/* If the thread has to wait for work, hands over the thread's batch first, so that the entries in
- * the batch reach Python without delay. The wait may be long, because another thread may hang while
- * it reads a directory. */
+/* If the thread has to wait for work, hands over its batch first, so that the batch reaches Python
+ * without delay. The wait may be long, because another thread may hang in a listing. */
 struct task *monarch_next_task(struct monarch_scan *s, struct monarch_batch **batch) {
     struct task *t = NULL;
     pthread_mutex_lock(&s->lock);
@@ -197,8 +196,8 @@ void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_dee
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Wakes one thread for each PORTION of `names` names, and one more thread. Further threads would
- * find no work. If there is more work nevertheless, a woken thread wakes another thread. */
+/* Wakes one thread for each PORTION of `names` names, and one more. Further threads would find no
+ * work. If there is more work nevertheless, a woken thread wakes the next. */
 static void wake_for(struct monarch_scan *s, int64_t names) {
     int64_t portions = names / PORTION + 1;
     if (portions >= s->threads)
@@ -212,8 +211,8 @@ static void wake_for(struct monarch_scan *s, int64_t names) {
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others) {
     pthread_mutex_lock(&s->lock);
     int64_t others = s->may_look[0] == ALL_NAMES ? 0 : s->may_look[0];
-    /* may_look[1] is the allowance for wanted directories. If `wanted` is 0, an allowance that has
-     * a limit stays as it is, and an allowance without a limit becomes 0. */
+    /* may_look[1] is the allowance for wanted directories. If `wanted` is 0, an allowance with a
+     * limit stays, and an allowance without a limit becomes 0. */
     if (wanted || s->may_look[1] == ALL_NAMES)
         s->may_look[1] = wanted < 0 ? ALL_NAMES : wanted;
     s->may_look[0] = more_others < 0 ? ALL_NAMES : others + more_others;

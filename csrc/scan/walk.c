@@ -13,8 +13,8 @@
 #include "shared/claims.h"
 #include "shared/sys.h"
 
-/* A thread may begin to list a directory before it has finished listing another directory
- * (look_at_own). At most this many further directories are begun in this manner. */
+/* A thread may begin to list a directory while it still lists another one (look_at_own). At most
+ * this many further directories are begun in this manner. */
 #define DEEPEST 4
 
 static void pace(struct monarch_scan *s) { monarch_keep_pace(&s->pace, UINT64_MAX); }
@@ -28,10 +28,9 @@ static _Thread_local uint64_t looks; /* how many names this thread has examined 
 
 uint64_t monarch_looks(void) { return looks; }
 
-/* Looks for the file in the catalog. The catalog may already contain the file, for example because
- * a program has handed over a descriptor of the file. Returns whether the entry's inode number is
- * `ino`, the number that the directory now shows for the file's name. The file's attributes are
- * then copied from the catalog to *e, and the scan need not read them. */
+/* Looks for the file in the catalog, which may already contain it: for example, a program may have
+ * handed over its descriptor. Returns whether the entry's inode number is `ino`, the number that
+ * the directory shows now. If so, *e has the file's attributes, and the scan need not read them. */
 static int is_known(struct monarch_scan *s, const char *path, uint64_t ino,
                     struct monarch_entry *e) {
     struct monarch_writer *w = s->writer;
@@ -80,11 +79,10 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
 }
 
 /* Call this after all names of a directory have been read. Reports the directory again, with the
- * number of its names and its current attributes. If these attributes differ from those that were
- * read before the names, the directory has changed in the meantime. Its names may then be a mixture
- * of old and new names, so the directory gets no listing (meet_again in publish/writer.c). Only a
- * scan of the complete source reports directories again, because listings are made only once
- * (monarch_catalog_list). */
+ * number of its names and its current attributes. If these attributes differ from those read before
+ * the names, the directory has changed in between. Its names may then be a mix of old and new ones,
+ * so it gets no listing (meet_again in publish/writer.c). Does nothing unless the whole source is
+ * scanned, because listings are made only once (monarch_catalog_list). */
 static void close_listing(struct monarch_scan *s, struct monarch_batch **batch, const char *path,
                           int fd, uint32_t names) {
     struct monarch_entry e;
@@ -120,9 +118,9 @@ void monarch_look_at_names(struct monarch_scan *s, struct monarch_batch **batch,
     }
 }
 
-/* Examines names that this thread has listed and kept for itself. While no names may be examined,
- * the thread lists wanted directories. It does not simply wait, because all other threads may be
- * waiting here too, and nobody would list the wanted directories. */
+/* Examines names that this thread has listed and kept for itself. While no names may be examined
+ * (monarch_scan_allow), the thread lists wanted directories. If it only waited, all threads could
+ * be waiting here, and nobody would list the wanted directories. */
 static void look_at_own(struct monarch_scan *s, struct monarch_batch **batch, struct task *t) {
     static _Thread_local int depth;
     pthread_mutex_lock(&s->lock);
@@ -167,8 +165,9 @@ static struct task *new_portion(struct monarch_scan *s, const struct task *direc
     return t;
 }
 
-/* Reads the names of a directory and distributes them in portions. The last portion is not
- * distributed, but stored in *rest. Returns the number of names, or -1 if not all could be read. */
+/* Reads the names of a directory and distributes them in portions to the scan's threads. Only the
+ * last portion is stored in *rest instead. Returns the number of names, or -1 if not all could be
+ * read. */
 static int64_t list_names(struct monarch_scan *s, struct monarch_batch **batch,
                           const struct task *directory, DIR *d, struct task **rest) {
     const char *path = directory->path;
@@ -223,9 +222,9 @@ static int report_first(struct monarch_scan *s, struct monarch_batch **batch, co
 
 #define OPEN_DIRECTORY (O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
 
-/* Opens a directory that a client or user has named. Opens one component of the path after the
- * other, because each component must be a directory of the source, not a link or "..". Directories
- * that the walk itself finds below the named directory need no such check. */
+/* Opens a directory that a client or user has named, one component of its path after the other.
+ * Each component must be a directory of the source, not a link or "..". Directories that the walk
+ * finds below it need no such check. */
 static int open_by_parts(int root, const char *path) {
     char part[NAME_MAX + 1];
     int fd = openat(root, ".", OPEN_DIRECTORY);
@@ -253,8 +252,7 @@ static int open_directory(const struct monarch_scan *s, const struct task *t) {
 }
 
 /* A directory counts as unchanged since `since_ns` only if its last change was more than this long
- * [ns] before `since_ns`. The margin is needed, because a server's timestamps may be coarse, and
- * the server's clock may be wrong. */
+ * [ns] before `since_ns`. A server's timestamps may be coarse, and its clock may be wrong. */
 #define YOUNG_NS 2000000000LL
 
 static int is_settled(const struct monarch_scan *s, int fd) {

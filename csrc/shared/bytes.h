@@ -1,6 +1,5 @@
-/* Compares short texts inline, 16 bytes at a time. The code is inline, because every look-up of a
- * path compares texts, and a call into libc would cost as much as the comparison itself. No byte
- * outside a text is read. */
+/* Compares short texts inline, 16 bytes at a time. Every look-up of a path compares texts, and a
+ * call into libc would cost as much as the comparison itself. No byte outside a text is read. */
 #pragma once
 
 #include <stddef.h>
@@ -11,9 +10,9 @@ typedef unsigned char sixteen_bytes __attribute__((vector_size(16), aligned(1), 
 typedef uint64_t two_words __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint64_t one_word __attribute__((aligned(1), may_alias));
 
-/* Returns the offset at which to load 16 bytes of a text, so that byte `i` is among them. The text
- * has `n` bytes (n >= 16). The offset is `i`; near the end of the text, it is n - 16, so that no
- * byte after the text is loaded. */
+/* Returns where to load 16 bytes of a text of `n` bytes (n >= 16), so that byte `i` is among them.
+ * Near the end of the text, this is n - 16 instead of `i`, so that no byte after the text is
+ * loaded. */
 static inline size_t sixteen_at(size_t i, size_t n) { return i + 16 <= n ? i : n - 16; }
 
 static inline int same_bytes(const char *a, const char *b, size_t n) {

@@ -6,9 +6,9 @@
 #include "shared/xxh3.h"
 
 /* The indexes are hash tables with linear probing. A slot holds an entry's number and a part of the
- * entry's hash. If a search reaches the slot of another entry, this part of the hash nearly always
- * differs, so the search need not read the other entry. Slots are never freed. So readers need no
- * lock, and no slot is ever marked as deleted. */
+ * entry's hash. This part nearly always differs between entries, so a search hardly ever reads a
+ * wrong entry. Slots are never freed. So readers need no lock, and no slot is ever marked as
+ * deleted. */
 
 uint64_t monarch_path_hash(unsigned source, const char *path, size_t len) {
     return monarch_xxh3(path, len) ^ monarch_mix(source);
@@ -139,9 +139,9 @@ int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64
         if (id >= c->capacity) /* the slot is damaged */
             continue;
         const struct monarch_entry *e = &entries[id];
-        /* A slot is not freed when its copy is removed. The file may now have no copy, or a new
-         * copy with another inode. So the search also compares the inode and the tier of the
-         * entry's current copy. */
+        /* The slot of a removed copy is not freed. The file may now have no copy, or a new copy
+         * with another inode. So the search also compares the inode and the tier of the current
+         * copy. */
         if (slot >> 32 == (hash & 0xFFFFFFFFU) && e->kind == MONARCH_FILE &&
             __atomic_load_n(&e->copy_ino, __ATOMIC_RELAXED) == ino &&
             MONARCH_WORD_TIER(__atomic_load_n(&e->word, __ATOMIC_ACQUIRE)) == tier)
@@ -193,7 +193,7 @@ void monarch_catalog_count(const struct monarch_catalog *c, uint64_t *files, uin
 
 static uint64_t mask_of(uint64_t bit) { return 1ULL << (bit % 64); }
 
-/* Sets the file's two bits first and the coarse bit last. Readers read them in the opposite order.
+/* Sets the file's two bits first and the coarse bit last; readers read them in the opposite order.
  * So if a reader finds the coarse bit unset, the file is unmarked, or this function has not
  * finished. */
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino) {

@@ -8,8 +8,8 @@
  *   DIR/fills       written by the daemon: which parts of unfinished copies can be read
  *   DIR/clients     written by the clients: their requests, changed files and statistics
  *
- * Every segment is allocated in full before it is published. If a segment had a hole and /dev/shm
- * were full, a reader that touched the hole would get SIGBUS. */
+ * Every segment is allocated in full before it is published. Otherwise, if /dev/shm were full, a
+ * reader that touched a hole of the segment would get SIGBUS. */
 #pragma once
 
 #ifndef MONARCH_CDEF
@@ -33,45 +33,45 @@
  * zeros. */
 #define MONARCH_COPY_NAME 13
 
-/* Number of bits in `wanted` of struct monarch_clients, one bit per entry. A file whose entry has a
- * number of 16 Mi or more has no bit, so the file is always read from the source. */
+/* Number of bits in `wanted` of struct monarch_clients, one per entry. An entry numbered 16 Mi or
+ * higher has no bit, so its file is always read from the source. */
 #define MONARCH_MAX_FILES 16777216
 /* Maximum number of entries of all kinds. The limit comes from the slots of the index by path: a
  * slot stores the entry's number + 1 in 25 bits. */
 #define MONARCH_MAX_ENTRIES 33554431
 /* Maximum size [bytes] of the pool, which holds the paths of all entries. A slot of the index by
- * path has 31 bits for a position in the pool, in units of 16 bytes. */
+ * path stores a position in the pool in 31 bits, in units of 16 bytes. */
 #define MONARCH_MAX_POOL 34359738368
-/* Number of bits of the changed filter. It is a Bloom filter; each changed file sets two of its
- * bits. After 100,000 changed files, one in 7,000 of the unchanged files looks changed too. Such a
- * file is read from the source, which is slower but correct. */
+/* Number of bits of the changed filter, a Bloom filter in which each changed file sets two bits.
+ * After 100,000 changed files, one in 7,000 of the unchanged files looks changed too. Such a file
+ * is read from the source, which is slower but correct. */
 #define MONARCH_FILTER_BITS 16777216
 /* Number of bits of the changed filter that one bit of the coarse filter summarizes. The coarse
- * filter (8 KiB) stays in a core's first-level cache. So the check of an unchanged file rarely
- * reads the large filter, which does not fit into this cache. */
+ * filter (8 KiB) stays in a core's first-level cache, unlike the changed filter. So the check of an
+ * unchanged file rarely reads the changed filter. */
 #define MONARCH_FILTER_COARSE 256
 /* Alignment [bytes] of mapped catalogs, so that huge pages can back them. */
 #define MONARCH_HUGE_PAGE 2097152
 #define MONARCH_SCAN_HINTS 64
 #define MONARCH_SCAN_HINT_PATH 1004
 #define MONARCH_STAT_SLOTS 64
-/* Number of slots of `look` in struct monarch_clients. If two directories share a slot, a check of
- * one directory overwrites the time of the other's last check. Both are then checked more often
- * than necessary. */
+/* Number of slots of `look` in struct monarch_clients. If two directories share a slot, each check
+ * of one overwrites the time of the other's last check. Both are then checked more often than
+ * necessary. */
 #define MONARCH_LOOKS 16384
 #define MONARCH_MAX_PEERS 4096 /* maximum number of nodes of a session */
 #define MONARCH_ASKED 2        /* maximum number of peers that a fill asks before the source */
-/* Length of arrays with an element for each rank of a node. Index 0 is for all processes that
- * belong to no rank; the launcher's rank n has index n + 1. So at most MONARCH_RANKS - 1 ranks are
- * counted and served separately. */
+/* Length of arrays with an element for each rank of a node. Index 0 is for processes without a
+ * rank; the launcher's rank n has index n + 1. So at most MONARCH_RANKS - 1 ranks are counted and
+ * served separately. */
 #define MONARCH_RANKS 128
 
 /* Number of slots for claims. A claim says that a program is reading a file at the source. If two
- * files share a slot, the later claim usually replaces the earlier claim. */
+ * files share a slot, the later claim usually replaces the earlier one. */
 #define MONARCH_CLAIMS 65536
 
-/* The unit [bytes] in which a copy is filled. A reader can read each unit as soon as it is filled.
- * A unit is small, so that a reader's first unit arrives soon. It is large enough to amortize the
+/* The unit [bytes] in which a copy is filled. Readers can read a unit as soon as it is filled. A
+ * unit is small, so that a reader's first unit arrives soon, but large enough to amortize the
  * source's latency. */
 #define MONARCH_UNIT 262144
 #define MONARCH_FILL_SLOTS 256   /* maximum number of copies that are filled at a time */
@@ -86,9 +86,9 @@ enum monarch_session_state { MONARCH_STARTING, MONARCH_SERVING, MONARCH_CLOSED }
  * answers all calls for its attributes. */
 enum monarch_kind { MONARCH_FILE, MONARCH_DIR, MONARCH_LINK, MONARCH_OTHER };
 
-/* An entry's word has four fields: state | reason << 4 | tier << 8 | copy << 12. They are in a
- * single word, so that one atomic load reads values that belong together. `copy` is the number of
- * the copy. These numbers are never reused, not even by a later daemon. */
+/* An entry's word has four fields: state | reason << 4 | tier << 8 | copy << 12. One atomic load of
+ * the word reads field values that belong together. `copy` is the number of the copy. Such a number
+ * is never reused, not even by a later daemon. */
 enum monarch_state {
     MONARCH_ABSENT,
     MONARCH_WANTED,
@@ -105,9 +105,9 @@ enum monarch_reason {
     MONARCH_UNSUPPORTED, /* the file has attributes that the catalog cannot hold */
 };
 
-/* Flags of an entry. OWN and OF_OTHERS are used only if nodes share files. OWN means that this node
- * fills the file from the source. OF_OTHERS means that this node fills the file from another node.
- * Both flags are unset until the file's owner is decided. */
+/* Flags of an entry. OWN and OF_OTHERS are used only if nodes share files. OWN: this node fills the
+ * file from the source. OF_OTHERS: this node fills it from another node. Both are unset until the
+ * file's owner is decided. */
 enum monarch_flag {
     /* The file has statx(2) attributes that the catalog does not hold (immutable, ...) */
     MONARCH_ATTRIBUTES = 1,
@@ -120,17 +120,16 @@ struct monarch_filesystem {
     int64_t type, bsize, frsize, namelen, flags;
     uint64_t blocks, bfree, bavail, files, ffree;
     int32_t fsid[2];
-    /* statx(2) fields that are the same for all files of the source: the mount, the attributes that
-     * the file system supports, and the mask of the fields that are filled in. The mask is
-     * statx_mask[1] for calls that request the birth time, and statx_mask[0] for all other
-     * calls. */
+    /* statx(2) values that all files of the source share: the mount, the supported attributes, and
+     * the mask of the filled-in fields. The mask is statx_mask[1] for calls that request the birth
+     * time, otherwise statx_mask[0]. */
     uint64_t mount, attributes_mask;
     uint32_t statx_mask[2];
 };
 
 struct monarch_source {
-    /* Device and inode of the directory `path`. If a process finds another device or inode at
-     * `path`, the process runs in another mount namespace or under another chroot. */
+    /* Device and inode of the directory `path`. A process that finds another device or inode at
+     * `path` runs in another mount namespace or under another chroot. */
     uint64_t dev, ino;
     uint64_t up_ino; /* inode number that a listing of `path` shows for ".." */
     struct monarch_filesystem filesystem;
@@ -162,39 +161,39 @@ struct monarch_control {
     /* The part of a file that programs must have requested before the daemon fills the file, in
      * units of 1 / MONARCH_SHARES of the file. */
     uint32_t fill_after;
-    /* Size [bytes] of the largest file that a program may hand over. A program that hands a file
-     * over reads the file at the source, and passes the file's descriptor to the daemon. The daemon
-     * then makes the copy through this descriptor. 0: programs hand over no file. */
+    /* Size [bytes] of the largest file that a program may hand over; 0: no file. To hand a file
+     * over, a program reads it at the source and passes its descriptor to the daemon. The daemon
+     * then makes the copy through this descriptor. */
     uint64_t handed_bytes;
     uint32_t promote_mappings;
-    /* 1: the catalog answers calls for names and attributes. 0: the source answers each such call,
-     * and each open of a copy first checks at the source whether the file is still the version that
-     * was copied. */
+    /* 1: the catalog answers calls for names and attributes. 0: the source answers them. Each open
+     * of a copy then first checks at the source whether the file is still the version that was
+     * copied. */
     uint32_t metadata_cached;
     uint32_t follow_opens; /* atomic; 1: clients report in `opened` which files they open */
     /* 1: clients report in `read` which files they have read to their end */
     uint32_t follow_reads;
     uint32_t reads_everything; /* 1: the daemon may read every file, whatever its mode */
     /* Atomic: a bit per source. The bit is set if a program can read a small file from the source
-     * in less time than it would wait for the copy. This is the case if the source is a local disk,
-     * or if its files are in the page cache. */
+     * sooner than its copy would be ready. This is so for a local disk, or if the files are in the
+     * page cache. */
     uint32_t fast_sources;
     /* Atomic: a bit per source. The bit is set as soon as enough small files have been filled to
      * decide whether the source is fast. */
     uint32_t judged_sources;
     /* Atomic: a bit per source. The bit is set if the kernel does not keep the source's files in
-     * the page cache. Even if a program hands over the descriptor of such a file, the daemon must
-     * read the file from the source again. So programs hand over only one in 128 of these files, to
-     * find out whether the kernel keeps them now. */
+     * the page cache. After the handover of such a file, the daemon must read it from the source
+     * again. So programs hand over only one in 128 of these files, to find out whether the kernel
+     * keeps them now. */
     uint32_t pageless_sources;
     uint32_t shares; /* 1: nodes share the files (MONARCH_OWN, MONARCH_OF_OTHERS) */
-    /* Atomic. 1 if two conditions hold: the running scan will find every file, and the daemon is
-     * configured to fill even files that no client has opened. */
+    /* Atomic. 1 if the running scan will find every file, and the daemon is configured to fill even
+     * files that no client has opened. */
     uint32_t scan_meets_all;
     uint64_t users; /* inode of the daemon's user namespace */
     uint64_t pids;  /* inode of the daemon's pid namespace; 0: unknown */
-    /* How long [ns] the catalog may answer calls for attributes. The time counts from the beginning
-     * of the last comparison of the directories with the source. */
+    /* How long [ns] the catalog may answer calls for attributes, counted from the beginning of the
+     * last comparison of the directories with the source. */
     uint64_t revalidate_ns;
     /* atomic: when the daemon last began to compare the directories with the source [ns of
      * CLOCK_MONOTONIC]; 0: it has not done so yet */
@@ -222,10 +221,10 @@ struct monarch_entry {
     /* A file: the inode of its copy. A link: the offset of its target in the pool. A directory: the
      * listing that readers may use (monarch_listing). */
     uint64_t copy_ino;
-    /* A file: the checksum of its PRESENT copy, which is the XXH3-64 of the checksums of the copy's
-     * blocks. A directory: 1 + the number of names that the scan found in it, until
-     * monarch_catalog_list replaces that number with the listing of these names. The field is 0 if
-     * not all names are known, or if the directory changed during the scan. */
+    /* A file: the checksum of its PRESENT copy, which is the XXH3-64 of the checksums of its
+     * blocks. A directory: 1 + the number of names that the scan has found in it.
+     * monarch_catalog_list replaces that number by the listing of these names. 0: not all names are
+     * known, or the directory changed during the scan. */
     uint64_t sum;
     uint16_t path_len;
     uint8_t source;
@@ -257,16 +256,16 @@ struct monarch_catalog {
      * tier */
     uint64_t stamped;
     /* A bit per tier. The bit is set if this daemon stamps the copies that it makes in the tier.
-     * The tier may also contain copies of earlier daemons, which lack this daemon's stamps. The bit
-     * is not set for the tier in `stamped`. */
+     * Copies of earlier daemons in the tier lack this daemon's stamps. The bit is not set for the
+     * tier in `stamped`. */
     uint64_t evicting;
     /* salt of the stamps; each daemon has its own salt, because a file's entry may have different
      * numbers in the catalogs of two daemons */
     uint64_t salt;
 };
 
-/* The path of a file that a client has opened, but that is not in the catalog. The path is only a
- * hint: if it is lost, the daemon finds the file later. */
+/* The path of a file that a client has opened but the catalog lacks. It is only a hint: if it is
+ * lost, the daemon finds the file later. */
 struct monarch_scan_hint {
     /* atomic: (number of the hint) << 2 | state of this slot: 0 free, 1 being written, 2 ready */
     uint64_t ticket;
@@ -278,10 +277,10 @@ struct monarch_scan_hint {
     uint32_t is_part;
 };
 
-/* The progress of a copy that is being filled. `done` has one bit per unit; a set bit means that
- * the unit can be read from the copy. The slot of a fill may be reused. So a reader relies on a bit
- * only if the slot's `word` (struct monarch_fills) belongs to the copy both before and after the
- * bit is read. */
+/* The progress of a fill. `done` has one bit per unit; if the bit is set, the unit can be read from
+ * the copy. Another fill may reuse this slot. So a reader checks the slot's `word` (struct
+ * monarch_fills) before and after it reads a bit. The bit counts only if the word is the copy's
+ * both times. */
 struct monarch_fill {
     uint64_t unit_bytes;
     uint64_t failed; /* atomic; 1: the fill has failed, and no more units will be filled */
@@ -319,29 +318,28 @@ struct monarch_stats {
     uint64_t unused[3]; /* pads to two cache lines */
 };
 
-/* The two origins of a fill's bytes. Each origin has threads of its own, so that a wait for a peer
- * never delays a read of the source. If both origins shared the same threads, two nodes that fill
- * files from each other could deadlock. */
+/* The two origins of a fill's bytes. Each has threads of its own, so that a wait for a peer never
+ * delays a read of the source. With common threads, two nodes that fill files from each other could
+ * deadlock. */
 enum monarch_origin { MONARCH_FROM_SOURCE, MONARCH_FROM_PEER, MONARCH_ORIGINS };
 
-/* The bell on which the copying threads of one origin sleep. A thread that adds work increments
- * the futex and then wakes one sleeping thread, if there is any. The woken thread takes work, and
- * wakes another thread if there is more work. */
+/* The bell on which the copying threads of one origin sleep. A thread that adds work increments the
+ * futex, and then wakes one sleeping thread, if any. The woken thread takes work, and wakes another
+ * thread if there is more work. */
 struct monarch_bell {
     uint32_t rings;    /* futex */
     uint32_t sleeping; /* atomic: number of threads that sleep on the futex, or soon will */
 };
 
-/* Two sums of file sizes for one rank. `opened_bytes` is the sum over all files that the rank's
- * processes have opened. `missed_bytes` is the sum over the opened files that should have had a
- * copy, but had none yet. */
+/* Two sums of file sizes for one rank. opened_bytes: all files that the rank's processes have
+ * opened. missed_bytes: those of the opened files that should have had a copy, but had none yet. */
 struct monarch_rank {
     uint64_t opened_bytes, missed_bytes;
     uint64_t unused[6]; /* pads to a cache line */
 };
 
-/* A two-level bitmap: `word` has a bit per file, and `summary` has a bit per word of 64 files. With
- * the summary, the daemon finds the few set bits among 16 Mi bits without reading every word. */
+/* A two-level bitmap. `word` has a bit per file, and `summary` has a bit per word of 64 files.
+ * Through `summary`, the daemon finds the few set bits among 16 Mi without reading every word. */
 struct monarch_bits {
     uint64_t summary[MONARCH_MAX_FILES / 64 / 64]; /* atomic */
     uint64_t word[MONARCH_MAX_FILES / 64];         /* atomic */
@@ -357,11 +355,10 @@ struct monarch_change {
  * on, any file may have changed. */
 #define MONARCH_CHANGE_UNKNOWN UINT64_MAX
 
-/* The datagram with which a program hands over the descriptor of a file that it has read. The
- * datagram is sent to the session's socket `handovers.<id % 16>`; the kernel queues 10 datagrams
- * for each socket. The datagram is only a hint, and may be lost. If the file has an entry, the
- * datagram ends before the field `source`. If the file has no entry, the datagram ends with the
- * path's NUL. */
+/* The datagram with which a program hands over the descriptor of a file that it has read. It goes
+ * to the session's socket `handovers.<id % 16>`, for which the kernel queues 10 datagrams. It is
+ * only a hint, and may be lost. For a file with an entry, it ends before the field `source`;
+ * otherwise, it ends with the path's NUL. */
 #define MONARCH_HANDOVER_SOCKETS 16
 struct monarch_handover {
     uint64_t id; /* number of the file's entry; without an entry, the result of monarch_unmet */
@@ -379,29 +376,29 @@ struct monarch_clients {
     uint64_t renames;  /* number of renames of directories so far */
     uint64_t scan_hints;
     /* The bells of both origins. A client that demands a unit rings the bell of the origin from
-     * which the file is filled. The client rings both bells if this origin is not decided, if the
-     * file is already being filled, or if no thread sleeps on this origin's bell. */
+     * which the file is filled. The client rings both bells if the origin is not decided, or if the
+     * file is already being filled. It also does so if no thread sleeps on the origin's bell. */
     struct monarch_bell engine[MONARCH_ORIGINS];
-    /* The sum of the daemon's progress counters at the time a client gave up waiting; 0: no client
-     * has given up. As long as the sum of the counters stays the same, the daemon makes no
-     * progress, so no process waits for the daemon. */
+    /* The sum of the daemon's progress counters when a client gave up waiting; 0: no client has
+     * given up. While the sum still has this value, the daemon makes no progress, so no process
+     * waits for it. */
     uint64_t silent_at;
     /* 1: a client needed attributes from the catalog, but the catalog's last comparison with the
      * source was too long ago. The daemon then begins a comparison, and sets this field to 0. */
     uint64_t stale;
-    /* Atomic. Each slot belongs to a directory. The slot records when a client last checked at the
-     * source that the directory has not changed since its listing was made. A slot combines two
-     * numbers: the number of the directory's entry + 1 (25 bits), and the time of the check, in
-     * ticks of CLOCK_MONOTONIC (TICK_BITS in lookup/metadata.c). */
+    /* Atomic. Each slot belongs to one directory. It records when a client last checked at the
+     * source that the directory is unchanged since its listing was made. It combines the number of
+     * the directory's entry + 1 (25 bits) with the time of the check. The time is in ticks of
+     * CLOCK_MONOTONIC (TICK_BITS in lookup/metadata.c). */
     uint64_t look[MONARCH_LOOKS];
-    /* Demands. Each demand names a unit that a reader waits for. The upper half of a demand holds
-     * the entry's number + 1 and the reader's rank. The lower half, which is a futex, holds the
-     * unit and a tag. The daemon answers a demand by setting it to 0. A demand is only a hint:
-     * readers learn from the bitmaps of `fills` which units can be read. The daemon never waits for
-     * a client, because the client may have been killed. */
+    /* Demands. A demand names a unit that a reader waits for. Upper half: the entry's number + 1,
+     * and the reader's rank. Lower half, a futex: the unit, and a tag that distinguishes this
+     * demand from earlier ones. The daemon answers a demand by setting it to 0. A demand is only a
+     * hint: readers learn from the bitmaps of `fills` which units can be read. The daemon never
+     * waits for a client, which may have been killed. */
     uint64_t demand[MONARCH_DEMANDS];
-    /* Claims; monarch_claim_at returns the slot for a file's claim. While the claim is valid, a
-     * program is reading the file at the source, and the daemon does not prefetch the file. */
+    /* Claims; monarch_claim_at returns a file's slot. While a claim is valid, a program reads the
+     * file at the source, and the daemon does not prefetch the file. */
     uint64_t claim[MONARCH_CLAIMS];
     struct monarch_stats stats[MONARCH_STAT_SLOTS];
     struct monarch_rank rank[MONARCH_RANKS];
@@ -414,8 +411,7 @@ struct monarch_clients {
     struct monarch_bits read;
     /* Atomic. Nonzero: the session's file `changes` has records that the daemon has not read yet.
      * Until the daemon has read them, clients treat every file as changed. Each writer of a record
-     * stores a new number, so that the daemon notices records that are added while it reads the
-     * file. */
+     * stores a new number, so that the daemon notices records added while it reads. */
     uint64_t told;
     uint64_t unused[7]; /* pads the cache line of `told`, which each open reads */
     uint64_t changed[MONARCH_FILTER_BITS / 64];
@@ -452,11 +448,10 @@ static inline int monarch_bit_is_set(const uint64_t *words, uint64_t i) {
 
 /* Sets a file's bit first, and the summary bit second. Returns 0 if both were set before.
  *
- * The daemon clears the summary bit first, and reads and clears the files' bits second. So no bit
- * is lost: if the daemon reads the files' bits before this function sets one of them, this function
- * sets the summary bit again afterwards. There is one exception: a client may be killed after it
- * has set only the file's bit. The summary bit then stays unset until another call for one of the
- * 64 files that share this summary bit. */
+ * The daemon clears the summary bit first, and reads and clears the files' bits second. If it reads
+ * a file's bit too early, this function sets the summary bit again afterwards. So no bit is lost,
+ * with one exception: a client may be killed after it has set only the file's bit. The summary bit
+ * then stays unset until another call for one of its 64 files. */
 static inline int monarch_set_bit(struct monarch_bits *b, uint64_t id) {
     uint64_t above = id / 64;
     int is_new = !monarch_bit_is_set(b->word, id);
@@ -475,9 +470,9 @@ static inline uint64_t monarch_mix(uint64_t v) {
     return v ^ (v >> 32);
 }
 
-/* Returns the size [bytes] of the units in which a file of `size` bytes is filled. No unit is
- * larger than a block. If a file has more units than a fill's bitmap has bits, readers cannot use
- * its copy until the copy is complete. */
+/* Returns the size [bytes] of the units in which a file of `size` bytes is filled: at most a block.
+ * If the file has more units than a fill's bitmap has bits, readers can use its copy only when it
+ * is complete. */
 static inline uint64_t monarch_unit_of(uint64_t size, uint64_t block) {
     uint64_t unit = block % MONARCH_UNIT ? block : MONARCH_UNIT;
     while (unit < block && (size + unit - 1) / unit > MONARCH_FILL_UNITS)
@@ -509,9 +504,9 @@ static inline int monarch_unit_is_done(const struct monarch_fill *f, uint64_t un
 }
 
 /* Makes the value of a claim: (number of the entry + 1) << 32 | flags | time in ticks of about 1
- * ms. The flags are bit 31 (a descriptor was handed over) and bit 30 (the daemon must close that
- * descriptor now). Every claim expires after a second, so the claim of a killed program ends soon.
- * If a descriptor was handed over, the claim also ends when the daemon closes that descriptor. */
+ * ms. Flag bit 31: a descriptor was handed over. Flag bit 30: the daemon must close that descriptor
+ * now. Every claim expires after a second, so a killed program's claim ends soon. A claim with bit
+ * 31 also ends when the daemon closes the descriptor. */
 #define MONARCH_CLAIM_HANDED (1ULL << 31)
 #define MONARCH_CLAIM_RECALLED (1ULL << 30)
 #define MONARCH_CLAIM_TICK 20 /* a tick is 1 << 20 ns */
@@ -520,14 +515,14 @@ static inline uint64_t monarch_claim_of(uint64_t id, uint64_t flag, uint64_t now
     return (id + 1) << 32 | flag | (now_ns >> MONARCH_CLAIM_TICK & (MONARCH_CLAIM_RECALLED - 1));
 }
 static inline int monarch_claim_names(uint64_t claim, uint64_t id) { return claim >> 32 == id + 1; }
-/* Returns whether the claim is still valid, that is, has not expired. The claim may have been made
- * after the caller read the clock, so a claim whose time is later than `now_ns` is valid too. */
+/* Returns whether the claim is valid, that is, has not expired. A claim from later than `now_ns` is
+ * valid too: it may have been made after the caller read the clock. */
 static inline int monarch_claim_holds(uint64_t claim, uint64_t now_ns) {
     uint64_t age = (now_ns >> MONARCH_CLAIM_TICK) - claim + MONARCH_CLAIM_TICKS;
     return claim && (age & (MONARCH_CLAIM_RECALLED - 1)) < 2 * MONARCH_CLAIM_TICKS;
 }
-/* Returns the number that identifies a file without an entry. The number is computed from the inode
- * number, and is larger than any entry's number. Two files may get the same number. */
+/* Returns the number for a file without an entry, computed from its inode number. It is larger than
+ * any entry's number. Two files may get the same number. */
 static inline uint64_t monarch_unmet(uint64_t ino) {
     return MONARCH_MAX_ENTRIES + 1 + ino % (MONARCH_MAX_ENTRIES - 1);
 }
@@ -547,23 +542,22 @@ static inline uint64_t monarch_filter_second(uint64_t dev, uint64_t ino) {
     return monarch_mix(ino ^ monarch_mix(dev)) / MONARCH_FILTER_BITS % MONARCH_FILTER_BITS;
 }
 
-/* Returns the slot where probing for a hash starts. The slot is computed from the upper bits of the
- * hash, by a multiplication. So an index can have any length, not only a power of two. */
+/* Returns the slot where probing for a hash starts. A multiplication computes it from the upper
+ * bits of the hash. So an index can have any length, not only a power of two. */
 static inline uint64_t monarch_first_slot(uint64_t hash, uint64_t slots) {
     return (uint64_t)(((unsigned __int128)hash * slots) >> 64);
 }
 
-/* Returns the slot where probing starts in the index by path. It is the first slot of a cache line,
- * so that most searches end in the line where they began. */
+/* Returns the slot where probing starts in the index by path: the first slot of a cache line. So
+ * most searches end in the line where they began. */
 static inline uint64_t monarch_first_path_slot(uint64_t hash, uint64_t slots) {
     return monarch_first_slot(hash, slots) & ~3ULL;
 }
 
-/* Makes the `place` of a slot (struct monarch_slot). The highest 8 bits are the last 8 bits of the
- * hash; the next 31 bits are the position of the path in the pool, in units of 16 bytes; the lowest
- * 25 bits are the number of the entry + 1. A look-up reads the slot, and then the entry and the
- * path. Because the slot has the positions of both, they can be fetched into the cache at the same
- * time. */
+/* Makes the `place` of a slot (struct monarch_slot). From the highest bit down: the last 8 bits of
+ * the hash; 31 bits for the path's position in the pool, in units of 16 bytes; 25 bits for the
+ * number of the entry + 1. From these positions, a look-up fetches the entry and the path into the
+ * cache at the same time. */
 #define MONARCH_TEXT_UNIT 16
 static inline uint64_t monarch_slot_of(uint64_t hash, uint64_t text, uint64_t id) {
     return hash << 56 | text / MONARCH_TEXT_UNIT << 25 | (id + 1);
@@ -573,28 +567,28 @@ static inline uint64_t monarch_slot_text(uint64_t slot) {
     return (slot >> 25 & 0x7FFFFFFF) * MONARCH_TEXT_UNIT;
 }
 
-/* Makes the `copy` of a slot (struct monarch_slot). If the entry is not PRESENT, the value is 0.
- * Otherwise, the value is the entry's word, except that bits 8 to 15 of the hash replace the state
- * and the reason. Bits 0 to 7 of the hash are in `place` of the slot. With this value, the library
- * can begin to open the copy before the entry is in the processor's cache. The value may be out of
- * date, so the caller checks the entry before it uses the copy. */
+/* Makes the `copy` of a slot (struct monarch_slot): 0 if the entry is not PRESENT, otherwise its
+ * word. In that word, bits 8 to 15 of the hash replace the state and the reason; `place` has bits 0
+ * to 7 of the hash. So the library can begin to open the copy before the entry is in the
+ * processor's cache. The value may be out of date, so the entry must be checked before the copy is
+ * used. */
 static inline uint64_t monarch_guess_of(uint64_t hash, uint64_t word) {
     return MONARCH_WORD_STATE(word) == MONARCH_PRESENT ? (word & ~255ULL) | (hash >> 8 & 255) : 0;
 }
 
-/* Makes a slot of the index by inode. Its highest 7 bits are the last 7 bits of the hash; the other
- * bits are the number of the entry + 1. If the 7 bits match, a look-up compares the inode in the
- * entry. A slot of the index by copy contains 32 bits of the hash, because monarch_find_dropped
- * must rely on the hash alone. That function cannot compare the inode, because the entry of a
- * removed copy may already have another copy, with another inode. */
+/* Makes a slot of the index by inode. The highest 7 bits are the last 7 bits of the hash, the
+ * others are the number of the entry + 1. If the 7 bits match, a look-up compares the inode in the
+ * entry. A slot of the index by copy has 32 bits of the hash, because monarch_find_dropped relies
+ * on the hash alone. It cannot compare inodes: the entry of a removed copy may already have another
+ * copy. */
 static inline uint32_t monarch_inode_slot(uint64_t hash, uint64_t id) {
     return (uint32_t)(hash << 25 | (id + 1));
 }
 
 /* Returns the stamp of a copy in a tier whose copies are evicted. In the copy's mtime, the seconds
- * are the entry's number, and the nanoseconds are the stamp. So the entry is found from the copy's
- * mtime, and the copy needs no slot in the index by copy. Slots of that index are never freed, so
- * frequent evictions would fill the index. */
+ * are the entry's number, and the nanoseconds are the stamp. So the mtime leads to the entry, and
+ * the copy needs no slot in the index by copy. Slots of that index are never freed, so frequent
+ * evictions would fill it. */
 static inline uint64_t monarch_stamp(uint64_t salt, uint64_t id) {
     return monarch_mix(salt ^ monarch_mix(id + 1)) % 1000000000;
 }
@@ -603,10 +597,10 @@ static inline uint64_t monarch_stamp(uint64_t salt, uint64_t id) {
  * reported the file before the scan found it. */
 #define MONARCH_NO_PLACE 0xFFFFFFFFU
 
-/* Makes the value that represents a directory's listing: the index of its first name in the
- * catalog's `names`, and the number of its names. The directory's names are consecutive in `names`,
- * in the same order as in the source's listing. A directory has 0 instead of a listing if not all
- * its names are known, or if the directory has changed. */
+/* Makes the value of a directory's listing: the index of the directory's first name in the
+ * catalog's `names`, and the number of its names. A directory's names are consecutive in `names`,
+ * in the order of the source's listing. If not all of them are known, or if the directory has
+ * changed, the directory has 0 instead of a listing. */
 static inline uint64_t monarch_listing(uint64_t first, uint64_t n) { return first << 32 | (n + 1); }
 static inline uint64_t monarch_listing_first(uint64_t listing) { return listing >> 32; }
 static inline uint64_t monarch_listing_length(uint64_t listing) {
@@ -645,47 +639,46 @@ static inline const char *monarch_pool(const struct monarch_catalog *c, uint64_t
 }
 #endif
 
-/* These functions look entries up. monarch_path_hash returns the `hash` of an entry with this path.
- * Each other function returns the number of the entry that it finds, or -1, unless its comment says
- * otherwise. */
+/* Look-ups of entries. monarch_path_hash returns the `hash` of an entry with this path. Unless
+ * their comments say otherwise, the other functions return the number of the entry, or -1 if there
+ * is none. */
 uint64_t monarch_path_hash(unsigned source, const char *path, size_t len);
 int64_t monarch_find(const struct monarch_catalog *c, unsigned source, const char *path,
                      size_t len);
-/* The next two functions are the two steps of monarch_find; between them, the caller can do other
- * work. monarch_prepare_find prefetches the memory that monarch_find_prepared reads, and returns
- * the `hash` to pass to it. `likely` is the result of monarch_guess, or -1 without a guess. */
+/* The two steps of monarch_find, for callers that do other work between them. monarch_prepare_find
+ * prefetches what monarch_find_prepared reads, and returns the `hash` to pass to it. likely: the
+ * result of monarch_guess, or -1 without a guess. */
 uint64_t monarch_prepare_find(const struct monarch_catalog *c, unsigned source, const char *path,
                               size_t len);
 int64_t monarch_find_prepared(const struct monarch_catalog *c, unsigned source, const char *path,
                               size_t len, uint64_t hash, int64_t likely);
 /* Guesses from the hash alone which entry has the path. Call this between the two steps of
- * monarch_find. Returns the entry's number or -1, and prefetches the memory that
- * monarch_find_prepared reads. Sets *word to 0 if no entry was found or the entry has no copy.
- * Otherwise sets *word to the entry's word, in which only the tier and the number of the copy are
- * valid. */
+ * monarch_find. Returns the entry's number or -1, and prefetches what monarch_find_prepared reads.
+ * If there is no entry or it has no copy, *word is 0. Otherwise *word is the entry's word, in which
+ * only the tier and the copy's number are valid. */
 int64_t monarch_guess(const struct monarch_catalog *c, uint64_t hash, uint64_t *word);
 /* Finds an entry by the hash of its path, for callers that do not have the path itself. */
 int64_t monarch_find_hash(const struct monarch_catalog *c, unsigned source, uint64_t hash);
 int64_t monarch_find_inode(const struct monarch_catalog *c, unsigned source, uint64_t ino);
 
 /* Counts the files of all sources by state and reason, and sums their sizes. `files` and `bytes`
- * have 256 numbers for each of MONARCH_MAX_SOURCES sources: one for each value of a word's lowest
- * byte, which holds state and reason. */
+ * have 256 numbers for each of MONARCH_MAX_SOURCES sources. The index among the 256 is a word's
+ * lowest byte: state and reason. */
 void monarch_catalog_count(const struct monarch_catalog *c, uint64_t *files, uint64_t *bytes);
 int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64_t ino);
 /* Finds the entry of a copy by the copy's stamp. is_dropped = 1: the copy was removed from its
- * tier. The entry is then found even if it has a new copy by now. */
+ * tier; its entry is found even if it has a new copy by now. */
 int64_t monarch_find_stamped(const struct monarch_catalog *c, unsigned tier, uint64_t ino,
                              int64_t sec, int64_t nsec, int is_dropped);
-/* Finds the entry of a removed copy that a process still holds open: the last entry whose copy had
- * this inode number. The kernel does not reuse the number while the copy is open. */
+/* Finds the entry of a removed copy that is still open: the last entry whose copy had this inode
+ * number. While a copy is open, the kernel does not reuse its inode number. */
 int64_t monarch_find_dropped(const struct monarch_catalog *c, unsigned tier, uint64_t ino);
 
 /* The filter of changed files. monarch_mark_changed adds a file. monarch_is_changed returns 1 for
  * every changed file, and, by chance, for a few unchanged files. */
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino);
 int monarch_is_changed(const struct monarch_clients *m, uint64_t dev, uint64_t ino);
-/* Like monarch_is_changed, but checks only the filter. monarch_is_changed also returns 1 for every
- * file while the field `told` announces changes that are not in the filter yet. The daemon need not
- * check `told`, because the daemon itself adds those changes to the filter. */
+/* Like monarch_is_changed, but ignores the field `told`. Nonzero `told` announces changes that are
+ * not in the filter yet, so monarch_is_changed then returns 1 for every file. The daemon itself
+ * adds those changes to the filter, so it need not check `told`. */
 int monarch_is_marked(const struct monarch_clients *m, uint64_t dev, uint64_t ino);

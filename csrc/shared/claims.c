@@ -46,8 +46,8 @@ static int is_claimed(const struct monarch_clients *m, uint64_t id, uint64_t now
     return monarch_claim_names(claim, id) && monarch_claim_holds(claim, now_ns);
 }
 
-/* A program claims a file under the number of the file's entry, or, if the program has found no
- * entry, under monarch_unmet(ino). So both numbers are checked. */
+/* A program claims a file under the number of its entry, or under monarch_unmet(ino) if it has
+ * found no entry. So both numbers are checked. */
 int monarch_is_being_read(const struct monarch_clients *m, uint64_t id, uint64_t ino,
                           uint64_t now_ns) {
     return is_claimed(m, id, now_ns) || is_claimed(m, monarch_unmet(ino), now_ns);

@@ -18,8 +18,8 @@ static inline void monarch_pace_init(struct monarch_pace *p, uint64_t ops_per_s)
     p->next_ns = 0;
 }
 
-/* Sleeps until the caller's operation may begin, and returns 1. If the operation may begin only
- * after `until_ns` [ns of CLOCK_MONOTONIC], returns 0 at once and does not count the operation. */
+/* Sleeps until the caller's operation may begin, and returns 1. If that is after `until_ns` [ns of
+ * CLOCK_MONOTONIC], returns 0 at once and does not count the operation. */
 static inline int monarch_keep_pace(struct monarch_pace *p, uint64_t until_ns) {
     uint64_t now = monarch_now_ns(), next = __atomic_load_n(&p->next_ns, __ATOMIC_RELAXED), mine;
     do {

@@ -5,12 +5,12 @@
 #include "shared/bytes.h"
 #include "shared/sys.h"
 
-/* Maximum number of links that a walk follows. The kernel's limit is twice as large, but the kernel
- * also counts the links on the way to the source's root. A walk does not see those links. */
+/* Maximum number of links that a walk follows. The kernel's limit is twice as large, but also
+ * counts links on the way to the source's root. A walk does not see those. */
 #define MAX_LINKS 20
 
-/* Returns whether the path equals `root`, which has `len` bytes, or lies below it. Checks the
- * path's byte at `len` first, because this byte alone rules out nearly all paths outside `root`. */
+/* Returns whether the path equals `root` (`len` bytes) or lies below it. Checks the path's byte at
+ * `len` first, which alone rules out nearly all other paths. */
 static inline int has_prefix(const char *path, size_t n, const char *root, uint32_t len) {
     return len && n >= len && (path[len] == '/' || n == len) && same_bytes(path, root, len);
 }
@@ -38,10 +38,9 @@ static int odd_component(const char *after) {
     return *after == '/' || !*after;
 }
 
-/* Returns whether the path, which has at least 16 bytes, contains a certain pair of bytes. With
- * of_dots = 1, the pair is two dots. With of_dots = 0, it is a slash that is followed by a dot, by
- * another slash or by the NUL. Compares 16 positions at a time, because this check runs for every
- * path, and nearly always finds nothing. */
+/* Returns whether the path (at least 16 bytes) contains a certain pair of bytes. of_dots = 1: two
+ * dots. of_dots = 0: a slash, followed by a dot, another slash or the NUL. Compares 16 positions at
+ * a time, because this check runs for every path, and nearly always finds nothing. */
 static inline int has_pair(const char *path, size_t n, int of_dots) {
     two_words found = {0, 0};
     for (size_t i = 0; i < n; i += 16) {
@@ -77,8 +76,8 @@ int monarch_is_odd(const char *path, size_t n) {
 }
 
 /* A walk over one path. `text` is the absolute path walked so far, without a trailing slash ("" is
- * the root). The first `canonical` bytes of `text` were resolved by the kernel, so no component in
- * them is a link. */
+ * the root). The kernel has resolved the first `canonical` bytes of `text`, so they contain no
+ * link. */
 struct walk {
     const struct monarch_control *control;
     const struct monarch_catalog *catalog;
@@ -98,9 +97,8 @@ static int is_current(const struct walk *w, int64_t id) {
     return !monarch_is_changed(w->clients, w->control->source[e->source].dev, ino);
 }
 
-/* Returns whether the last component of w->text, the path walked so far, is a directory and not a
- * link. A `..` may remove a directory from the text, but not a link, because the link may lead to
- * another place. */
+/* Returns whether w->text, the path walked so far, ends in a directory and not in a link. A `..`
+ * may remove a directory from the text, but not a link, which may lead to another place. */
 static int is_real_directory(struct walk *w) {
     const char *rel;
     struct stat st;
@@ -167,12 +165,13 @@ int64_t monarch_first_link(const struct monarch_catalog *c, unsigned source, con
     return -1;
 }
 
-/* Replaces the link by its target, and returns the path still to be walked: the target, then the
+/* Replaces the link by its target. Returns the path still to be walked: the target, and then the
  * components after the link. Returns NULL if that path does not fit, or if the link has changed.
- * After the call, the buffer `text` contains two paths, because callers may be on small stacks. At
- * its beginning is the path walked so far, up to the directory from which the target starts. At its
- * end is the path still to be walked. A gap of two bytes between the two paths is enough: before
- * the walk appends a byte to the first path, it has read a byte of the second path. */
+ *
+ * Callers may be on small stacks, so the buffer `text` now holds two paths. At its beginning is the
+ * path walked so far, up to the directory from which the target starts. At its end is the path
+ * still to be walked. A gap of two bytes between them is enough. Before the walk appends a byte to
+ * the first path, it has read a byte of the second path. */
 static const char *substitute(struct walk *w, const char *rel, int64_t link, size_t end) {
     const struct monarch_entry *e = &monarch_entries(w->catalog)[link];
     const char *target = monarch_pool(w->catalog, e->copy_ino);
@@ -201,8 +200,8 @@ int monarch_is_outside(const struct monarch_control *k, const char *path) {
     return walk_components(&w, path) && monarch_prefix(k, text, w.len, &rel) < 0;
 }
 
-/* Looks up the path walked so far. Returns its entry, MONARCH_OUTSIDE or MONARCH_UNKNOWN. Returns
- * -3 if the path leads through a link; *next is then the path still to be walked. */
+/* Looks up the path walked so far. Returns its entry, MONARCH_OUTSIDE or MONARCH_UNKNOWN. If the
+ * path leads through a link, returns -3, and *next is the path still to be walked. */
 static int64_t look_up(struct walk *w, int follow, struct monarch_place *out, const char **next) {
     const char *rel;
     size_t end;
@@ -239,8 +238,7 @@ void monarch_resolve(const struct monarch_control *k, const struct monarch_catal
     out->source = -1;
     out->path_len = 0;
     /* An empty path and a path that is too long are left to the kernel, which refuses them. The
-     * kernel refuses a path that is too long even if the path would become shorter when its `..`
-     * and links are resolved. */
+     * kernel measures the length before `..` and links are resolved. */
     if (!*path || strnlen(path, MONARCH_PATH_MAX) == MONARCH_PATH_MAX)
         return;
     if (*path != '/') {

@@ -1,5 +1,5 @@
 /* System calls without libc. On failure, these functions return -errno, or NULL if they return a
- * pointer. They do not change errno, are not cancellation points, and never call an interposed
+ * pointer. They do not change errno, are no cancellation points, and never call an interposed
  * function. */
 #pragma once
 
@@ -74,16 +74,15 @@ static inline void *sys_new_pages(unsigned long n) {
     long p = sys6(SYS_mmap, 0, (long)n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return p < 0 && p > -4096 ? 0 : (void *)p;
 }
-/* Maps the file at the addresses [at, at + n), which this process has already mapped before. fd =
- * -1: maps zeroed pages, which are allocated only when they are touched. */
+/* Maps the file over the addresses [at, at + n), which this process has already mapped. fd = -1:
+ * maps zeroed pages, which are allocated only when they are touched. */
 static inline void *sys_map_over(void *at, int fd, unsigned long n, int prot) {
     int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
     long p = sys6(SYS_mmap, (long)at, (long)n, prot, flags | MAP_FIXED, fd, 0);
     return p < 0 && p > -4096 ? 0 : (void *)p;
 }
-/* Maps like sys_map, at an address that is a multiple of `align` (a power of two). Reserves an
- * address range first, so that the mapping overwrites no other mapping. If the reservation fails,
- * maps at any address. */
+/* Maps like sys_map, at a multiple of `align` (a power of two). Reserves an address range first, so
+ * that no other mapping is overwritten. If the reservation fails, maps at any address. */
 static inline void *sys_map_aligned(int fd, unsigned long n, int prot, unsigned long align) {
     unsigned long room = n + align, page = getauxval(AT_PAGESZ);
     long p = sys6(SYS_mmap, 0, (long)room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
@@ -105,7 +104,7 @@ static inline void *sys_map_aligned(int fd, unsigned long n, int prot, unsigned 
 #ifdef __SANITIZE_THREAD__
 /* Makes the range inaccessible instead of unmapping it. ThreadSanitizer does not see direct system
  * calls. If a later mapping got the same addresses, ThreadSanitizer would report accesses to the
- * new mapping as races with accesses to the old mapping. */
+ * two mappings as races. */
 static inline void sys_unmap(const void *p, unsigned long n) {
     sys_map_over((void *)p, -1, n, PROT_NONE);
 }
@@ -114,9 +113,10 @@ static inline void sys_unmap(const void *p, unsigned long n) {
     sys6(SYS_munmap, (long)p, (long)n, 0, 0, 0, 0);
 }
 #endif
-/* Returns a page of memory (of the machine's page size, at least 4096 bytes). The kernel fills this
- * page with zeros in every forked child, whichever call made the child. There is one exception: a
- * child of vfork shares its parent's page, which stays as it is. Returns NULL before Linux 4.14. */
+/* Returns a page of memory (of the machine's page size, at least 4096 bytes). In every forked
+ * child, the kernel fills this page with zeros, whichever call made the child. So if a process has
+ * written to the page and now finds zeros, it is such a child. Exception: a child of vfork shares
+ * its parent's page, which stays as it is. Returns NULL before Linux 4.14. */
 static inline void *sys_new_wiped_page(void) {
     const int wipe_on_fork = 18; /* MADV_WIPEONFORK: undefined in older headers */
     void *p = sys_new_pages(4096);
@@ -145,8 +145,8 @@ static inline int sys_fcntl(int fd, int command, long arg) {
 }
 /* The signal with which libc's setuid interrupts every thread. A thread that creates another thread
  * must not block this signal, or a deadlock is possible. The creating thread may wait for a lock
- * that setuid has taken in another thread. At the same time, setuid waits until the creating thread
- * handles the signal. */
+ * that setuid holds in another thread. Meanwhile, setuid waits until the creating thread handles
+ * the signal. */
 #define SIGSETXID 33
 #define MOST_SIGNALS (~(1ULL << (SIGSETXID - 1)))
 /* Changes the blocked signals as sigprocmask(2) does. Returns the set that was blocked before. */
@@ -162,9 +162,9 @@ static inline void sys_nap(long ns) {
     sys6(SYS_nanosleep, (long)&t, 0, 0, 0, 0, 0);
 }
 
-/* Waits a moment for another thread. Call this in a loop, with n = 0, 1, 2, ..., if the whole wait
- * should take only microseconds. The first calls yield the processor. Later calls sleep, because a
- * yield does not let threads of lower real-time priority run. */
+/* Waits a moment for another thread. Call this in a loop with n = 0, 1, 2, ..., for a wait of
+ * microseconds. The first calls yield the processor. Later calls sleep, because a yield does not
+ * let threads of lower real-time priority run. */
 static inline void sys_relax(unsigned n) {
     struct timespec nap = {0, n < 96 ? 50000 : 1000000};
     if (n < 32)

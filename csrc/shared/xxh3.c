@@ -112,9 +112,9 @@ static uint64_t hash_upto_240(const unsigned char *in, size_t len) {
     return avalanche(acc);
 }
 
-/* The functions that hash long inputs keep the eight sums in local variables, so that the compiler
- * keeps the sums in vector registers. If the sums were accessed through a pointer, the compiler
- * could not do that, because the pointer might alias the input. */
+/* Functions for long inputs keep the eight sums in local variables, so that the compiler keeps them
+ * in vector registers. Sums behind a pointer could not stay in registers, because the pointer might
+ * alias the input. */
 #ifdef __SSE2__
 #define VECTORS 4
 typedef __m128i sums[VECTORS];
@@ -123,10 +123,10 @@ static inline __m128i vector(const unsigned char *p, int i) {
     return _mm_loadu_si128((const __m128i *)p + i);
 }
 
-/* The loop uses intrinsics, because one instruction can multiply the two halves of a number, and
- * the compiler does not recognize that. The loop is unrolled, because otherwise the compiler would
- * keep the sums in memory, to access them by index. Each addition would then wait until the result
- * of the previous addition is stored. */
+/* The loop uses intrinsics: one instruction can multiply the two halves of a number, but the
+ * compiler does not recognize that. The loop is unrolled. Otherwise, the compiler would keep the
+ * sums in memory, to access them by index. Each addition would then wait until the previous result
+ * is stored. */
 static inline void accumulate(sums acc, const unsigned char *in, const unsigned char *sec) {
 #pragma GCC unroll 4
     for (int i = 0; i < VECTORS; i++) {
@@ -214,10 +214,10 @@ AVX2 static void eat_blocks_wide(uint64_t state[8], const unsigned char *in, siz
     _mm256_storeu_si256((__m256i *)state + 1, high);
 }
 
-/* Returns whether the processor and the operating system support AVX2. __builtin_cpu_supports is
- * not used, because it would add a constructor to the preload library. This constructor would run
- * cpuid in every process of a job. On a virtual machine, cpuid takes as long as the rest of the
- * library's start. */
+/* Returns whether the processor and the operating system support AVX2. Does not use
+ * __builtin_cpu_supports, because that adds a constructor to the preload library. The constructor
+ * would run cpuid in every process of a job. On a virtual machine, cpuid takes as long as the rest
+ * of the library's start. */
 static int has_avx2(void) {
     static int known; /* atomic; 1: no AVX2, 2: AVX2, 0: not known yet */
     int answer = __atomic_load_n(&known, __ATOMIC_RELAXED);
@@ -247,9 +247,8 @@ static void eat_many(uint64_t state[8], const unsigned char *in, size_t blocks) 
     eat_blocks(state, in, blocks);
 }
 
-/* Hashes the end of the input, which begins at `in` and has `len` bytes (1 to 1024). Returns the
- * hash of the complete input. If `len` is less than 64, the 64 bytes before `in` must be readable
- * too. */
+/* Hashes the end of the input: the `len` bytes at `in` (1 to 1024). Returns the hash of the
+ * complete input. If `len` is less than 64, the 64 bytes before `in` must be readable too. */
 static uint64_t finish(const uint64_t state[8], const unsigned char *in, size_t len,
                        uint64_t total) {
     uint64_t acc[8], h = total * P64_1;

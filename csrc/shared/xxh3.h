@@ -1,6 +1,6 @@
 /* XXH3-64 (seed 0, default secret): the hash of paths and of blocks. The code follows the published
- * specification. Tests compare its hashes with those of the reference library, for every range of
- * lengths that has its own formula. */
+ * specification. Tests compare it with the reference library, for every range of lengths that has
+ * its own formula. */
 #pragma once
 
 #include <stddef.h>

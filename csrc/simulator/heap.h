@@ -1,6 +1,6 @@
 /* A heap of events, sorted by time. An event belongs to an asker: a thread, or anything else that
- * waits for events. Events with the same time are sorted by the numbers of their askers, so that
- * two runs give bitwise identical results. */
+ * waits for events. Events with the same time are sorted by their askers' numbers, so that two runs
+ * give bitwise identical results. */
 #pragma once
 
 #include <stdint.h>
@@ -50,7 +50,7 @@ static inline void heap_drop(struct heap *h, uint32_t who) {
         i++;
     for (; i; i = (i - 1) / 2)
         h->event[i] = h->event[(i - 1) / 2];
-    /* The loop has moved all ancestors of the event one place down, so that they overwrite the
-     * event. Now the first event is in the heap twice, and one of the two is removed. */
+    /* The loop has moved all ancestors of the event one place down, over the event. Now the heap
+     * has its first event twice, and one of the two is removed. */
     heap_pop(h);
 }

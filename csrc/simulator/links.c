@@ -23,7 +23,7 @@ static uint32_t way_in(const struct links *l, const struct transfer *t) {
 }
 
 /* Gives the rate `each` to every transfer over `link` that has no rate yet. Subtracts this rate
- * from the free rates of the two links that the transfer uses. */
+ * from the free rates of the transfer's two links. */
 static void give(struct links *l, uint32_t link, double each) {
     for (uint32_t i = 0; i < l->n; i++) {
         struct transfer *t = &l->transfer[i];
@@ -38,10 +38,9 @@ static void give(struct links *l, uint32_t link, double each) {
     }
 }
 
-/* Computes the rates of all transfers, in steps. In each step, the free rate of each link is
- * divided by the number of transfers over this link that have no rate yet. The link with the
- * smallest quotient is chosen, and its transfers without a rate get this quotient as their rate
- * (give). */
+/* Computes the rates of all transfers, in steps. Each step divides the free rate of each link by
+ * the number of its transfers without a rate. It then chooses the link with the smallest quotient.
+ * That link's transfers without a rate get this quotient as their rate (give). */
 static void share_out(struct links *l) {
     uint32_t links = 2 * l->job->nodes;
     for (uint32_t i = 0; i < links; i++) {
@@ -80,8 +79,8 @@ static void find_next(struct links *l) {
     }
 }
 
-/* Updates the number of bytes that each transfer must still move: subtracts the bytes that the
- * transfer has moved since the last call. Call this before a rate is changed. */
+/* Subtracts, from what each transfer must still move, the bytes that it has moved since the last
+ * call. Call this before a rate is changed. */
 static void account(struct links *l, double now) {
     for (uint32_t i = 0; i < l->n; i++)
         l->transfer[i].left -= l->transfer[i].rate * (now - l->since);

@@ -1,7 +1,7 @@
-/* Links between nodes. All transfers that use a link share the link's rate, as TCP connections do
- * in a fluid model. The rates are max-min fair (Bertsekas and Gallager, Data Networks, 6.5.2).
- * Whenever a transfer begins or ends, the rates of all transfers are computed anew. This is slow if
- * there are many transfers, so the model is suitable for a few tens of nodes. */
+/* Links between nodes. All transfers over a link share its rate, as TCP connections do in a fluid
+ * model. The rates are max-min fair (Bertsekas and Gallager, Data Networks, 6.5.2). Each time a
+ * transfer begins or ends, all rates are computed anew. So the model is suitable for a few tens of
+ * nodes; with many transfers, it is slow. */
 #pragma once
 
 #include "simulator/simulator.h"
@@ -17,8 +17,8 @@ struct transfer {
 struct links {
     const struct monarch_sim_job *job;
     struct transfer *transfer; /* the current transfers */
-    /* for each link: the part of the link's rate that is not assigned to a transfer yet. The first
-     * `nodes` links lead out of the nodes, the next `nodes` links lead into the nodes. */
+    /* for each link: the part of its rate that no transfer has got yet. First come the `nodes`
+     * links out of the nodes, then the `nodes` links into the nodes. */
     double *room;
     /* for each link: number of transfers over the link that have no rate yet */
     uint32_t *users;

@@ -1,6 +1,6 @@
 /* Storage classes and links. A class serves its requests one after another, in the order of their
- * arrival. A link does the same, unless the job's `fair_links` is 1: then a link serves all its
- * transfers at the same time. No class and no link exceeds its rate. */
+ * arrival. So does a link, unless the job's `fair_links` is 1: then it serves all its transfers at
+ * the same time. No class and no link exceeds its rate. */
 #pragma once
 
 #include "simulator/links.h"
@@ -10,8 +10,8 @@ struct machine {
     /* for each node and class: the time [s] at which the class will have served all requests made
      * so far */
     double *class_free;
-    /* for each node: the time [s] at which the link into the node, or the link out of it, will have
-     * carried all bytes requested so far */
+    /* for each node: the time [s] at which the link into it, or out of it, will have carried all
+     * bytes requested so far */
     double *in_free, *out_free;
     struct links links; /* used only if the job's `fair_links` is 1 */
 };
@@ -20,15 +20,15 @@ struct machine {
 int machine_open(struct machine *m, const struct monarch_sim_job *job, uint32_t askers);
 void machine_close(struct machine *m);
 
-/* Returns the time at which `bytes` will have arrived if they are requested at `now`. If `take` is
- * 1, requests the bytes; the request then occupies the class and all links on the way. If `take` is
- * 0, only computes the time, and changes nothing. */
+/* Returns the time at which `bytes` will have arrived if they are requested at `now`. take = 1:
+ * requests the bytes, so that they occupy the class and all links on the way. take = 0: only
+ * computes the time. */
 double machine_local(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes,
                      int take);
 double machine_remote(struct machine *m, double now, uint32_t node, uint32_t holder, uint32_t cls,
                       double bytes, int take);
 /* Returns the time at which `bytes` from node `from` will have arrived at node `to` over the links.
- * If the job's `fair_links` is 1, the result is only an estimate, and `take` has no effect. */
+ * If the job's `fair_links` is 1, this is only an estimate, and `take` has no effect. */
 double machine_forward(struct machine *m, double now, uint32_t from, uint32_t to, double bytes,
                        int take);
 /* Writes to a class. A write occupies the class in the same manner as a read. */

@@ -35,7 +35,7 @@ void pfs_close(struct pfs *p) {
 static double each(const struct pfs *p, uint32_t clients) { return p->job->pfs[clients] / clients; }
 
 /* Returns the element of `share` for the kind of request that is being served, or NULL if there is
- * no request. The file system serves only one kind of request at a time. */
+ * no request. Only one kind is served at a time. */
 static struct share *served(struct pfs *p) {
     for (int i = 0; i < 2; i++)
         if (p->share[i].ends.n)
@@ -65,8 +65,8 @@ static void begin(struct share *s, struct request *r) {
     heap_push(&s->ends, s->end[r->node], r->node);
 }
 
-/* Inserts a request into its node's queue, which is sorted by priority. The queue's first request
- * is being served, so the new request is inserted behind it. */
+/* Inserts a request into its node's queue, which is sorted by priority. The first request is being
+ * served, so a new request is never put before it. */
 static void put_in(struct pfs *p, struct request *r) {
     struct share *s = share_of(p, r);
     uint32_t *at = &s->first[r->node];

@@ -1,8 +1,8 @@
-/* The parallel file system. Its clients are the nodes that now wait for it. With n clients, the
- * file system's total rate is t(n), and each client gets an equal part of this rate (NoPFS, section
- * 4). Requests for which a rank waits are served first. If there are no such requests, all other
- * requests are served by the same rules. The requests of one node are served in the order in which
- * the node uses the files. */
+/* The parallel file system. Its clients are the nodes whose requests it serves now. With n clients,
+ * its total rate is t(n), and each client gets an equal part of it (NoPFS, section 4). There are
+ * two kinds of request: those for which a rank waits, and all others. While there is a request of
+ * the first kind, all requests of the second kind wait. The requests of one node are served in the
+ * order in which the node uses the files. */
 #pragma once
 
 #include "simulator/heap.h"
@@ -14,9 +14,8 @@
 
 /* A request. Each asker (see heap.h) has at most one request at a time. */
 struct request {
-    /* Among a node's requests of one kind, the request with the smallest value of `priority` is
-     * served first. Among requests with equal priority, the earliest request, which has the
-     * smallest `number`, is served first. */
+    /* Among a node's requests of one kind, the one with the smallest `priority` is served first. If
+     * priorities are equal, this is the earliest request, which has the smallest `number`. */
     uint64_t priority, number;
     double bytes, left, asked;
     /* next: the next request of the same node and kind; PFS_NONE after the last one */
@@ -24,9 +23,9 @@ struct request {
 };
 
 /* The requests of one kind: those for which a rank waits, or all others. Clients that are served at
- * the same time receive bytes at the same rate. So `clock` measures time in bytes: it is the number
- * of bytes that a client would have received by now if it had been served all the time. `ends` has,
- * for each client, the value that `clock` will have when the client's current request ends. */
+ * the same time receive bytes at the same rate. So `clock` measures time in bytes: the bytes that a
+ * client would have received by now if it had always been served. For each client, `ends` has the
+ * value of `clock` at which its current request ends. */
 struct share {
     double clock;
     struct heap ends;
@@ -44,8 +43,8 @@ struct pfs {
     struct request *request; /* for each asker */
     uint64_t numbers;
     double since, busy;
-    /* for each node: time [s] at which all bytes that the file system has sent to the node so far
-     * will have arrived over the node's link */
+    /* for each node: the time [s] at which all bytes that the file system has sent to it so far
+     * will have arrived over its link */
     double *link_free;
 };
 
@@ -55,16 +54,16 @@ void pfs_close(struct pfs *p);
 
 void pfs_ask(struct pfs *p, double now, uint64_t priority, uint32_t node, uint32_t who,
              double bytes);
-/* Changes the priority of the request of `who` to the smaller number `priority`, so that the
- * request is served earlier. Call this if another asker, whose priority is `priority`, needs the
- * same bytes. Does nothing if the request's priority is not larger than `priority`, or if the
- * request is already being served for a waiting rank. */
+/* Lowers the priority value of the request of `who` to `priority`, so that the request is served
+ * earlier. Call this if another asker, whose priority is `priority`, needs the same bytes. Does
+ * nothing if the request's value is not larger, or if the request is already being served for a
+ * waiting rank. */
 void pfs_hurry(struct pfs *p, double now, uint64_t priority, uint32_t who);
 /* Returns the time at which the next request ends, or infinity if there is no request. */
 double pfs_next(const struct pfs *p);
-/* Removes the request that ends first, and returns it. `now` must be the time at which the request
- * ends. Sets *end to the time at which the bytes have arrived at the node. If the node's link is
- * slow, this time is later than `now`. */
+/* Removes and returns the request that ends first. `now` must be the time at which it ends. Sets
+ * *end to the time at which the bytes have arrived at the node. If the node's link is slow, this is
+ * later than `now`. */
 struct request pfs_take(struct pfs *p, double now, double *end);
 /* Returns the time at which `bytes` requested at `now` would arrive if nothing else was requested
  * in the meantime. */

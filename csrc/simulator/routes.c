@@ -16,8 +16,8 @@ struct route sim_best_route(struct monarch_sim *s, double now, uint32_t node, in
     for (int32_t i = s->first_copy[file]; i >= 0; i = s->copy[i].next) {
         const struct copy *c = &s->copy[i];
         int is_here = (uint32_t)c->node == node;
-        /* An incomplete copy can be used only if the file's owner is making it. Other nodes wait
-         * for the owner's copy, because only the owner may read the file from the file system. */
+        /* An incomplete copy is usable only if the file's owner is making it. Other nodes then wait
+         * for it, because only the owner may read the file from the file system. */
         int is_owners = s->job.owner && s->job.owner[file] == c->node;
         if (c->at < 0 || (c->at > now && !is_owners) || (!is_here && !s->job.reads_remote))
             continue;
@@ -65,8 +65,8 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
         c->at = now;
         c->epoch = epoch;
         /* The write occupies the class from s->now on, although the file arrives only later, at
-         * `now`. If the write began at `now`, all requests that are made in the meantime would wait
-         * until its end, because a class serves requests in the order in which they are made. */
+         * `now`. A class serves requests in the order in which they are made. So if the write began
+         * at `now`, all requests made in between would wait until it ends. */
         machine_write(&s->machine, s->now, node, (uint32_t)c->cls, size_of(s, file));
         return;
     }

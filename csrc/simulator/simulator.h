@@ -1,5 +1,5 @@
 /* Simulates a training job on nodes, storage classes, links and a parallel file system, event by
- * event. Python decides where each file is stored and from where each access reads it
+ * event. Python decides where files are stored and from where accesses read them
  * (monarch_py/policies); the simulator computes how long that takes. docs/simulator.md describes
  * the model and its limits. */
 #pragma once
@@ -23,8 +23,8 @@ enum monarch_sim_from {
 };
 
 /* The job, which does not change. The caller owns the arrays, which must outlive the simulation.
- * Comments on arrays begin with the index. For example, an array "for each node and class" has
- * nodes x classes elements. Units are bytes, seconds and bytes/s. */
+ * Comments on arrays begin with the index: an array "for each node and class" has nodes x classes
+ * elements. Units are bytes, seconds and bytes/s. */
 struct monarch_sim_job {
     /* most_ranks: the largest number of ranks of a node */
     uint32_t nodes, most_ranks, classes, files;
@@ -50,14 +50,14 @@ struct monarch_sim_job {
     uint64_t copies;
     const int32_t *copy_node, *copy_file;
     const int8_t *copy_class;
-    /* For each copy: when the copy should exist, as a position in the access sequence of the node
-     * that makes it. A node cannot see which copies other nodes have. So a node requests another
-     * node's copy only after it has passed this position in its own access sequence. NULL: every
-     * node knows at all times which copies exist. */
+    /* For each copy: when it should exist, as a position in the access sequence of the node that
+     * makes it. A node cannot see which copies other nodes have. So it requests another node's copy
+     * only after it has passed this position in its own sequence. NULL: every node always knows
+     * which copies exist. */
     const int64_t *copy_due;
-    /* for each file: the node that is the file's owner. Only the owner reads the file from the file
-     * system; the other nodes get the file from the owner. -1: the file has no owner, and each node
-     * reads it from the file system. NULL: no file has an owner. */
+    /* for each file: its owner. Only the owner reads the file from the file system; the other nodes
+     * get it from the owner. -1: no owner, so each node reads the file from the file system. NULL:
+     * no file has an owner. */
     const int32_t *owner;
     uint8_t stages;       /* 1: samples are prefetched into the staging buffer */
     uint8_t fills;        /* 1: each storage class has threads that make its copies */
@@ -83,8 +83,8 @@ struct monarch_sim_result {
     double *bytes;
     /* for each node and origin: total size of the node's samples from this origin */
     double *node_bytes;
-    /* for each epoch: number of bytes read from copies that were made before the epoch. Only the
-     * first read of each file in the epoch is counted. */
+    /* for each epoch: number of bytes read from copies that were made before it, where only each
+     * file's first read in the epoch counts */
     double *reused;
     /* for each node and rank (nodes x most_ranks): total time for which the rank has waited for
      * samples [s] */
@@ -98,8 +98,8 @@ struct monarch_sim_result {
     /* for each epoch: number of samples that were ready when their rank needed them */
     uint64_t *ready;
     uint64_t *imbalanced; /* for each epoch: number of imbalanced steps (see `imbalance`) */
-    /* Set by the caller. A step is imbalanced if the time of its slowest rank is more than this
-     * multiple of the time of its fastest rank. */
+    /* Set by the caller. A step is imbalanced if its slowest rank takes more than this multiple of
+     * the time of its fastest rank. */
     double imbalance;
     double pfs_busy; /* total time in which the file system has served requests [s] */
 };
@@ -110,30 +110,28 @@ struct monarch_sim *monarch_sim_new(const struct monarch_sim_job *job,
 void monarch_sim_free(struct monarch_sim *sim);
 
 /* The accesses of an epoch. The arrays, except `threads`, have the shape nodes x steps x most_ranks
- * x batch. A node with fewer ranks than most_ranks has the value -1 in the remaining elements. */
+ * x batch. If a node has fewer ranks than most_ranks, its remaining elements are -1. */
 struct monarch_sim_epoch {
     const int32_t *order; /* the file of each access; -1: no sample */
-    /* `holder`, `cls`, `into` and `down` are NULL if the copies are those of the job (`copy_file`).
-     * Otherwise, an access reads its file from the class `cls` of the node `holder`, or, if
-     * `holder` is -1, from the file system. After the read, a node writes the file to its storage
-     * classes `into`, `into` + 1, ..., `down`. This node is the file's owner, or, if the file has
-     * no owner, the node that makes the access. If `into` is 0, no node writes the file. */
+    /* `holder`, `cls`, `into`, `down`: NULL if the copies are those of the job (`copy_file`).
+     * Otherwise, an access reads its file from the class `cls` of the node `holder`. If `holder` is
+     * -1, it reads from the file system. Then the file is written to the storage classes `into`,
+     * `into` + 1, ..., `down` of one node. This is the file's owner, or, if the file has no owner,
+     * the node that makes the access. If `into` is 0, no node writes the file. */
     const int32_t *holder;
     const int8_t *cls, *into, *down;
     /* for each node, step and rank (nodes x steps x most_ranks): how many of the node's staging
-     * threads should fetch the samples that the rank uses in the step. NULL if the ranks of a node
-     * do not share staging threads. */
+     * threads should fetch the rank's samples of the step. NULL: the ranks of a node share no
+     * staging threads. */
     const int32_t *threads;
     /* number of bytes that the access reads from the file system in addition to the sample; NULL: 0
      * for all accesses */
     const int64_t *redundant;
 };
 
-/* Gives the next epoch to the simulation. The epoch's arrays are not copied: the caller must keep
- * them until it has given MONARCH_SIM_EPOCHS more epochs. Returns 1, or 0 if memory is
- * exhausted. */
+/* Gives the next epoch to the simulation. Its arrays are not copied, so the caller must keep them
+ * until it has given MONARCH_SIM_EPOCHS more epochs. Returns 1, or 0 if memory is exhausted. */
 int monarch_sim_give(struct monarch_sim *sim, const struct monarch_sim_epoch *epoch);
 /* Runs the simulation. Returns 1 if the caller must give the next epoch (monarch_sim_give) and call
- * again. Returns 0 at the end of the simulation, and -1 on a deadlock, which would be a bug of the
- * simulator. */
+ * again. Returns 0 at the end, and -1 on a deadlock, which would be a bug of the simulator. */
 int monarch_sim_run(struct monarch_sim *sim);

@@ -1,6 +1,6 @@
-/* Reads files from the file system. If a file has an owner, usually only the owner reads the file.
- * The owner then sends the file to all nodes that have requested the file before the end of the
- * read. If a file has no owner, each node that needs the file reads it. */
+/* Reads files from the file system. If a file has an owner, usually only the owner reads it. The
+ * owner then sends it to all nodes that have requested it before the end of the read. If a file has
+ * no owner, each node that needs it reads it. */
 #include "simulator/state.h"
 
 static int is_staging(const struct monarch_sim *s, uint32_t who) {
@@ -21,9 +21,8 @@ static int32_t file_of(struct monarch_sim *s, uint32_t who) {
     return file_at(s, s->staging[who].rank, s->staging[who].access);
 }
 
-/* Returns the epoch of the staging thread's access if the caller has given arrays that determine
- * from where each access of this epoch reads its file. Otherwise, and for a thread of a storage
- * class, returns NULL. */
+/* Returns the epoch of the staging thread's access, if its arrays determine from where each access
+ * reads its file. Otherwise, and for a thread of a storage class, returns NULL. */
 static const struct monarch_sim_epoch *told_to(struct monarch_sim *s, uint32_t who) {
     if (!is_staging(s, who))
         return NULL;
@@ -31,17 +30,15 @@ static const struct monarch_sim_epoch *told_to(struct monarch_sim *s, uint32_t w
     return told->holder ? told : NULL;
 }
 
-/* Returns the address of the file's element in `reading`, which records the current read of the
- * file. Later askers of the same file find this read there, and join it. Returns NULL if reads of
- * the file cannot be joined. */
+/* Returns the address of the file's element in `reading`, or NULL if reads of the file cannot be
+ * joined. The element records the current read of the file, so that later askers join it. */
 static uint32_t *note_of(struct monarch_sim *s, uint32_t who, int32_t file) {
     int is_owned = s->job.owner && s->job.owner[file] >= 0;
     return is_owned && !told_to(s, who) ? &s->reading[file] : NULL;
 }
 
-/* The node `reader` reads a sample for the asker `first` and for the askers that have joined this
- * read. Returns whether `reader` itself needs the sample, that is, whether one of these askers is a
- * staging thread of `reader`. */
+/* Returns whether the node `reader` reads a sample for itself: whether a staging thread of `reader`
+ * is among the read's askers. The asker `first` has started the read; the others have joined it. */
 static int has_own_sample(struct monarch_sim *s, uint32_t first, uint32_t reader) {
     for (uint32_t who = first; who != PFS_NONE; who = s->joined[who])
         if (is_staging(s, who) && node_of(s, who) == reader)
@@ -93,8 +90,8 @@ void sim_has_come(struct monarch_sim *s, const struct request *r, double end) {
         uint32_t node = node_of(s, who);
         double at = end;
         next = s->joined[who];
-        /* The owner forwards the file while it is receiving it. So the transfer begins now. It ends
-         * no earlier than `end`, when the owner has the complete file. */
+        /* The owner forwards the file while it receives it. So the transfer begins now, but ends no
+         * earlier than `end`, when the owner has the whole file. */
         if (node != r->node && s->job.fair_links) {
             sim_send(s, s->now, r->node, node, who, size_of(s, file), end);
             continue;

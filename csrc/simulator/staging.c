@@ -1,5 +1,5 @@
 /* Fetches samples into the staging buffer, in the order in which they are used (NoPFS, section 5.1,
- * Rule 1). Without a staging buffer, fetches each sample when it is needed. */
+ * Rule 1). Without a buffer, fetches each sample when it is needed. */
 #include "simulator/state.h"
 
 #define NOBODY UINT32_MAX
@@ -11,10 +11,9 @@ static int shares_threads(const struct monarch_sim *s) {
 enum staging_state { FETCHES, WAITS_FOR_USE, WAITS_UNTIL, IS_OVER, NEEDS_EPOCH };
 
 /* Returns the state of a thread that needs `epoch`, which the caller has not given yet. The new
- * epoch will replace the oldest known epoch. The state is NEEDS_EPOCH if fewer than EPOCHS_KNOWN
- * epochs are known, or if the oldest known epoch has ended. Otherwise, the thread waits for the end
- * of the oldest epoch. If the time of this end is known, the state is WAITS_UNTIL, and *until is
- * set to that time. If not, the state is WAITS_FOR_USE. */
+ * epoch will replace the oldest known epoch. NEEDS_EPOCH: fewer than EPOCHS_KNOWN epochs are known,
+ * or the oldest has ended. WAITS_UNTIL: the oldest epoch ends at *until. WAITS_FOR_USE: it is not
+ * known yet when the oldest epoch ends. */
 static enum staging_state next_epoch(const struct monarch_sim *s, uint64_t epoch, double now,
                                      double *until) {
     if (epoch < EPOCHS_KNOWN)
@@ -27,8 +26,7 @@ static enum staging_state next_epoch(const struct monarch_sim *s, uint64_t epoch
 }
 
 /* Returns FETCHES if the rank's next sample can be fetched at `now`. Otherwise returns what the
- * thread waits for. If the result is WAITS_UNTIL, *until is set to the time at which the thread
- * should check again. */
+ * thread waits for. With WAITS_UNTIL, the thread should check again at *until. */
 static enum staging_state staging_state_of(struct monarch_sim *s, uint32_t rank, double now,
                                            double *until) {
     struct rank *r = &s->rank[rank];
@@ -57,9 +55,9 @@ static enum staging_state staging_state_of(struct monarch_sim *s, uint32_t rank,
     return FETCHES;
 }
 
-/* Returns a quotient; rank_for assigns a thread to the rank with the smallest quotient. The
- * dividend is the number of threads that the rank would have with one more thread. The divisor is
- * the number of threads that are planned for the rank's next sample. */
+/* Returns a quotient; rank_for gives a thread to the rank with the smallest one. Dividend: the
+ * number of threads that the rank would then have. Divisor: the number of threads that are planned
+ * for the rank's next sample. */
 static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
     uint64_t access = s->rank[rank].fetched;
     const int32_t *threads = known_of(s, access)->told.threads;
@@ -68,10 +66,9 @@ static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
            threads[(node * s->job.steps + step) * s->job.most_ranks + rank % s->job.most_ranks];
 }
 
-/* Returns the rank for which the thread fetches next. If the ranks of a node do not share threads,
- * returns the thread's own rank. Otherwise, considers the ranks whose next sample can be fetched at
- * `now`, and returns the rank with the smallest part_with_one_more, or NOBODY if there is no such
- * rank. */
+/* Returns the rank for which the thread fetches next. If the ranks of a node share no threads, this
+ * is the thread's own rank. Otherwise, considers the ranks whose next sample can be fetched at
+ * `now`. Returns the one with the smallest part_with_one_more, or NOBODY if there is none. */
 static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now,
                          enum staging_state *state, double *until) {
     uint32_t node = thread / s->threads, first = node * s->job.most_ranks;
@@ -134,9 +131,9 @@ static void count(struct monarch_sim *s, uint32_t node, uint64_t access, const s
     s->out->reused[epoch] += bytes;
 }
 
-/* Preprocesses a sample that has arrived at the node, and at the same time writes the sample
- * into the buffer. A thread writes at the buffer's write rate divided by the number of staging
- * threads (NoPFS, section 4). */
+/* Preprocesses a sample that has arrived at the node, and writes it into the buffer at the same
+ * time. A thread writes at the buffer's write rate divided by the number of staging threads (NoPFS,
+ * section 4). */
 static void staged(struct monarch_sim *s, uint32_t thread, double now) {
     struct staging_thread *t = &s->staging[thread];
     uint32_t node = thread / s->threads;
@@ -249,9 +246,9 @@ void sim_wake(struct monarch_sim *s, uint32_t rank, double now) {
             t->is = STARTS;
             heap_push(&s->heap, now > t->since ? now : t->since, i);
         } else if (t->is == SLEEPS && shares_threads(s) && now < t->since) {
-            /* Several ranks share this thread. One of these ranks now has room, so the thread wakes
-             * and checks all of them again. A thread that serves only one rank need not wake
-             * earlier, because it has already computed when its rank will have room. */
+            /* One of the ranks that share this thread now has room, so the thread wakes and checks
+             * all of them again. A thread with only one rank need not wake earlier: it sleeps until
+             * its rank has room. */
             heap_drop(&s->heap, i);
             t->since = now > s->now ? now : s->now;
             heap_push(&s->heap, t->since, i);

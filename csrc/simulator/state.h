@@ -33,8 +33,8 @@ struct rank {
 
 struct known {
     struct monarch_sim_epoch told;
-    /* for each access: the time [s] at which the sample is ready. After the rank has used the
-     * sample: the time at which the rank began to use it. Negative: unknown. */
+    /* for each access: the time [s] at which the sample is ready. Once the rank has used it: the
+     * time at which this use began. Negative: unknown. */
     double *at;
 };
 
@@ -42,8 +42,8 @@ struct staging_thread {
     uint32_t rank;   /* the rank for which the thread fetches now */
     uint64_t access; /* the access whose sample the thread fetches */
     enum { STARTS, WORKS, WAITS, SLEEPS } is;
-    /* In the state WAITS: the time at which the thread began to wait for a rank to use a sample. In
-     * the state SLEEPS: the time at which the thread wakes, if sim_wake does not wake it earlier */
+    /* WAITS: the time at which the thread began to wait for a rank to use a sample. SLEEPS: the
+     * time at which the thread wakes, if sim_wake does not wake it earlier */
     double since;
 };
 
@@ -56,8 +56,8 @@ struct class_thread {
 /* The simulation. Comments on arrays begin with the index, like those of struct monarch_sim_job.
  *
  * An asker is a thread, or anything else that requests bytes or waits for events. Askers are
- * numbered: first the staging threads, then the threads of the storage classes, then the writers of
- * a checkpoint. Each node has `threads` numbers for its staging threads. Each node writes its own
+ * numbered. First come the staging threads, with `threads` numbers for each node. Then come the
+ * threads of the storage classes, and then the writers of a checkpoint. Each node writes its own
  * part of a checkpoint; the asker of node `n` is `checkpoint` + `n`. */
 struct monarch_sim {
     struct monarch_sim_job job;
@@ -69,8 +69,8 @@ struct monarch_sim {
     uint32_t given; /* number of epochs that the caller has given so far */
     int is_started;
     double now; /* time of the current event [s] */
-    /* Callbacks, set by run.c. on_arrival is called when the file that an asker has requested has
-     * arrived. on_room is called when a rank's staging threads may have work again. */
+    /* Callbacks, set by run.c. on_arrival: the file that an asker has requested has arrived.
+     * on_room: a rank's staging threads may have work again. */
     void (*on_arrival)(struct monarch_sim *s, uint32_t who, double at);
     void (*on_room)(struct monarch_sim *s, uint32_t rank, double now);
     /* ranks */
@@ -91,8 +91,7 @@ struct monarch_sim {
     struct copy *copy;
     int32_t *first_copy; /* for each file: index of the file's first copy */
     /* files x EPOCHS_KNOWN. For each file and each value of epoch % EPOCHS_KNOWN: 1 + the number of
-     * the last epoch with this value in which the file was used; 0: the file was used in no such
-     * epoch */
+     * the last epoch with this value in which the file was used; 0: there is no such epoch */
     uint32_t *reused;
     /* for each file: the asker that has started the current read of the file, or PFS_NONE. Unused
      * if no file has an owner. */
@@ -100,8 +99,8 @@ struct monarch_sim {
     /* The askers that share a read form a list. For each asker: the next asker in this list, or
      * PFS_NONE. */
     uint32_t *joined;
-    /* for each node and class: the range [cursor, list_end) of `copy` contains the planned copies
-     * of this node and class that no thread has begun yet */
+    /* for each node and class: its planned copies that no thread has begun yet are those in the
+     * range [cursor, list_end) of `copy` */
     uint64_t *cursor, *list_end;
 };
 
@@ -109,8 +108,8 @@ static inline uint64_t per_epoch(const struct monarch_sim *s) {
     return (uint64_t)s->job.steps * s->job.batch;
 }
 
-/* Returns the number of the rank after this one, or end_of_ranks if this is the last rank. Each
- * node has `most_ranks` numbers; a node with fewer ranks leaves its last numbers unused. */
+/* Returns the number of the next rank, or end_of_ranks after the last one. Each node has
+ * `most_ranks` numbers; if it has fewer ranks, its last numbers are unused. */
 static inline uint32_t next_rank(const struct monarch_sim *s, uint32_t rank) {
     uint32_t node = rank / s->job.most_ranks;
     return rank % s->job.most_ranks + 1 < s->job.ranks[node] ? rank + 1
@@ -122,9 +121,8 @@ static inline uint32_t end_of_ranks(const struct monarch_sim *s) {
 }
 
 /* Returns the number of threads that load samples on a node. Without a staging buffer, every rank
- * loads its own samples. With a staging buffer, staging threads load the samples. If there are
- * fewer staging threads than ranks, each rank without a staging thread loads its own samples,
- * because a buffer must not make training slower. */
+ * loads its own samples. With a buffer, staging threads do. If there are fewer staging threads than
+ * ranks, each rank without one loads its own samples: a buffer must not slow training down. */
 static inline uint32_t threads_of(const struct monarch_sim *s, uint32_t node) {
     uint32_t threads = s->job.stages ? s->job.threads[0] : 0, ranks = s->job.ranks[node];
     return threads < ranks ? ranks : threads;
@@ -142,7 +140,7 @@ static inline size_t place_of(const struct monarch_sim *s, uint32_t rank, uint64
            in_epoch % s->job.batch;
 }
 
-/* Returns the position of an access in the access sequence of its node. This sequence is sorted by
+/* Returns the position of an access in the access sequence of its node. The sequence is sorted by
  * step. Within a step, the accesses of the node's first rank come first, then those of its second
  * rank, and so on. */
 static inline int64_t number_of(const struct monarch_sim *s, uint32_t rank, uint64_t access) {
@@ -150,8 +148,8 @@ static inline int64_t number_of(const struct monarch_sim *s, uint32_t rank, uint
     return (int64_t)(position * s->job.batch + access % s->job.batch);
 }
 
-/* Returns the size of a file. If `file` is negative, there is no sample, because the rank uses
- * fewer samples than other ranks in this step; the size is then 0. */
+/* Returns the size of a file. If `file` is negative, returns 0: the rank uses fewer samples than
+ * other ranks in this step, so there is no sample. */
 static inline double size_of(const struct monarch_sim *s, int32_t file) {
     return file < 0 ? 0 : (double)s->job.sizes[file];
 }
@@ -164,8 +162,8 @@ static inline double size_at(struct monarch_sim *s, uint32_t rank, uint64_t acce
     return size_of(s, file_at(s, rank, access));
 }
 
-/* Returns the node that reads the file from the file system if `node` needs it: the file's owner,
- * or `node` itself if the file has no owner. */
+/* Returns which node reads the file from the file system for `node`: the file's owner, or `node`
+ * itself if there is no owner. */
 static inline uint32_t sim_reader(const struct monarch_sim *s, uint32_t node, int32_t file) {
     int32_t owner = s->job.owner ? s->job.owner[file] : -1;
     return owner < 0 ? node : (uint32_t)owner;
@@ -194,15 +192,14 @@ struct route {
     int32_t epoch;
 };
 
-/* Returns the route by which the file arrives earliest: from a copy, or from the file system. The
- * routes are compared as in NoPFS, section 4, with one difference: the time of a route includes the
- * wait for earlier requests. reached: the position of the node's current access, which is compared
- * with `copy_due`. */
+/* Returns the route by which the file arrives earliest: from a copy, or from the file system.
+ * Compares routes as in NoPFS, section 4, but includes the wait for earlier requests. reached: the
+ * position of the node's current access, which is compared with `copy_due`. */
 struct route sim_best_route(struct monarch_sim *s, double now, uint32_t node, int32_t file,
                             int64_t reached);
-/* Requests the bytes by this route, and returns the time at which they will have arrived. If this
- * time depends on later transfers over the links, returns a negative number, and on_arrival is
- * called when the bytes arrive. For reads of the file system, call sim_read instead. */
+/* Requests the bytes by this route, and returns the time at which they will have arrived. If that
+ * depends on later transfers over the links, returns a negative number, and on_arrival is called
+ * later. For reads of the file system, call sim_read instead. */
 double sim_take_route(struct monarch_sim *s, double now, uint32_t node, const struct route *w,
                       uint32_t who, double bytes);
 /* Sends bytes over fair links; they arrive no earlier than `earliest`. */
@@ -215,19 +212,18 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
 /* --- source.c --- */
 
 /* Requests, from the file system, the file that thread `who` needs. Returns the origin of the bytes
- * for the thread's node. The origin is MONARCH_SIM_REMOTE if another node reads the file, and
- * MONARCH_SIM_STAGING if this node is already reading the file for another sample. Otherwise, it is
- * MONARCH_SIM_PFS. */
+ * for the thread's node. MONARCH_SIM_REMOTE: another node reads the file. MONARCH_SIM_STAGING: this
+ * node is already reading it for another sample. MONARCH_SIM_PFS: all other cases. */
 enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t priority, uint32_t who,
                                double bytes);
-/* Delivers the file to all askers of a request that the file system has served. end: the time at
- * which the bytes have arrived at the request's node. */
+/* Delivers the file of a served request to all askers of the request. end: the time at which the
+ * bytes have arrived at the request's node. */
 void sim_has_come(struct monarch_sim *s, const struct request *r, double end);
 
 /* --- staging.c --- */
 
-/* Continues the work of a staging thread. Returns 0 if the thread needs the accesses of the next
- * epoch, which the caller of monarch_sim_run has not given yet. Otherwise returns 1. */
+/* Continues the work of a staging thread. Returns 0 if it needs the next epoch, which the caller of
+ * monarch_sim_run has not given yet; otherwise 1. */
 int sim_staging_thread(struct monarch_sim *s, uint32_t thread, double now);
 /* Preprocesses the thread's sample. Call this when the sample has arrived from the file system or
  * another node. */

@@ -1,5 +1,5 @@
 /* A peer server without a catalog uses this table to find the files that it serves. The table keeps
- * an open descriptor of each file. For an incomplete file, it also records which blocks have
+ * an open descriptor of each file. It also records which blocks of an incomplete file have
  * arrived. */
 #include <errno.h>
 #include <fcntl.h>
@@ -90,16 +90,15 @@ static uint64_t available(void *arg, void *file, uint64_t at) {
     struct shared *f = file;
     (void)arg;
     uint64_t b = at / f->block_bytes;
-    /* A block that has arrived is sent even if the file has been removed from the table since the
-     * peer's request. The descriptor stays open until all connections that send the file have
-     * finished. */
+    /* A block that has arrived is sent even if the file was removed from the table after the peer's
+     * request. The descriptor stays open until all connections that send the file are done. */
     if (__atomic_load_n(&f->there[b], __ATOMIC_ACQUIRE))
         return (b + 1) * f->block_bytes;
     return __atomic_load_n(&f->is_withdrawn, __ATOMIC_ACQUIRE) ? MONARCH_PEER_NEVER : at;
 }
 
-/* The server calls this to learn whether a source is returning data at the moment. The table has no
- * information about sources, so the answer is always 0. */
+/* The server asks whether a source is returning data at the moment. The table knows nothing about
+ * sources, so the answer is always 0. */
 static int is_coming(void *arg) {
     (void)arg;
     return 0;

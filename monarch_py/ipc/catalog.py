@@ -16,8 +16,8 @@ from monarch_py.native import Kind, State, ffi, lib
 # The first segment of a catalog has room for this many entries, enough for a dataset of a few large
 # files.
 FIRST_CAPACITY = 4096
-# The factor by which a full catalog grows. With a larger factor, the entries are copied less often,
-# but more memory is unused until `fit` releases it at the end of the scan.
+# The factor by which a full catalog grows. With a larger factor, the entries are moved less often.
+# But more memory is unused, until `fit` releases it at the end of the scan.
 GROWTH = 1.5
 POOL_BYTES_PER_FILE = 64
 # Alignment of paths in the pool [bytes].
@@ -32,7 +32,7 @@ def distinct(ids: Ids) -> Ids:
 class CatalogReader:
     """Reads the entries, words and paths of one catalog segment.
 
-    entries : (count,) structured array over the shared memory, with the fields of
+    entries : structured array (count,) over the shared memory; its fields are those of
         `struct monarch_entry` in csrc/shared/catalog.h
     """
 
@@ -101,9 +101,8 @@ class CatalogReader:
 
     def counts(self) -> list[dict[tuple[int, int], tuple[int, int]]]:
         """Returns a list of MONARCH_MAX_SOURCES dictionaries. Dictionary n is for source n, and is
-        empty if source n does not exist. A dictionary maps (state, reason) to (files, bytes): how
-        many files of the source have this state and this reason, and the total size of these
-        files."""
+        empty if source n does not exist. It maps (state, reason) to (files, bytes): how many files
+        of the source have this state and reason, and the total size of these files."""
         files, sizes = (np.zeros((lib.MONARCH_MAX_SOURCES, 256), dtype=np.uint64) for _ in range(2))
         lib.monarch_catalog_count(self.c, pointer(files), pointer(sizes))
         return [
@@ -113,13 +112,12 @@ class CatalogReader:
 
 
 class Catalog(CatalogReader):
-    """The catalog as the daemon uses it: the daemon adds entries and changes their words. The word
-    of an entry contains the entry's state, and the tier and number of the entry's copy. If the
-    catalog is full, its content is copied into a larger segment. The larger segment is then
-    published as the next generation of the catalog.
+    """The catalog as the daemon uses it: adds entries, and changes their words. The word of an
+    entry contains the entry's state, and the tier and number of the entry's copy. A full catalog is
+    copied into a larger segment, which is then published as the next generation.
 
-    generation : a `uint64_t *` in shared memory, where clients read the number of the newest
-        generation. The number is written only after clients can open that generation's segment
+    generation : a `uint64_t *` in shared memory, from which clients read the number of the newest
+        generation. The number is set only after clients can open that generation's segment
     writer : the C writer through which all threads of this process write (csrc/native.h)
     """
 
@@ -145,8 +143,8 @@ class Catalog(CatalogReader):
             self.session.catalog(generation - 1).unlink(missing_ok=True)
 
     def reader(self) -> CatalogReader:
-        """Returns a reader of the current generation. A thread can use this reader even after the
-        next generation is published; the reader then continues to read the old generation."""
+        """Returns a reader of the current generation, also for use in other threads. After the next
+        generation is published, the reader still reads this generation."""
         return CatalogReader(self.segment)
 
     def _resize(self, capacity: int, pool_bytes: int) -> None:
@@ -161,7 +159,7 @@ class Catalog(CatalogReader):
         points.
 
         Returns an array of the entries' numbers, and how many entries were new. Raises OSError if
-        shared memory is full. Files that have no entry are then read from the source.
+        shared memory is full. Files without an entry are then read from the source.
         """
         ids = np.zeros(len(entries), dtype=np.uint64)
         added = ffi.new("uint64_t *")
@@ -199,16 +197,16 @@ class Catalog(CatalogReader):
 
     def want(self, ids: Ids) -> None:
         """Sets the state of these entries to WANTED. If an old copy of a file is being removed, the
-        entry's word keeps the tier and number of the old copy, because open descriptors of the old
-        copy are recognized by this tier and number."""
+        entry's word keeps the tier and number of that copy. By these, open descriptors of the old
+        copy are recognized."""
         number_and_tier = self.words[ids] & ~np.uint64(0xFF)
         self.set_words(ids, number_and_tier | word.make(State.WANTED))
 
     def publish(self, ids: Ids, words: Uints, inodes: Ids, sums: Uints, made: Bools) -> None:
         """Publishes copies. From now on, clients open these copies instead of the source's files.
 
-        ids, words, inodes, sums, made : for each copy: the file's entry, the entry's new word, the
-            copy's inode, the copy's checksum, and whether this daemon made the copy
+        ids, words, inodes, sums, made : for each copy: the file's entry, its new word, the copy's
+            inode, the copy's checksum, and whether this daemon made the copy
         """
         copies = [pointer(a, np.uint64) for a in (ids, words, inodes, sums)]
         copies.append(pointer(made, np.uint8))
@@ -222,8 +220,7 @@ class Catalog(CatalogReader):
         """Replaces the attributes of a file by `fresh`, an array (1,) of dtype ENTRY. The file must
         have no copy. Raises OSError if shared memory is full."""
         if lib.monarch_catalog_update(self.writer, entry, pointer(fresh)) != 0:
-            # The index by inode is full, because it contains not only the current inodes, but also
-            # the old inodes of replaced files. `_resize` builds a new index, with the current
-            # inodes only.
+            # The index by inode is full: it also contains the old inodes of replaced files.
+            # `_resize` builds a new index with the current inodes only.
             self._resize(int(self.c.capacity), int(self.c.pool_bytes))
             lib.monarch_catalog_update(self.writer, entry, pointer(fresh))

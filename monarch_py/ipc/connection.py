@@ -25,8 +25,8 @@ FULL_PAUSE_S = 0.01
 
 
 def troubles(report: dict[str, Any]) -> list[str]:
-    """Returns a sentence for each problem in a status report. The possible problems: a tier is not
-    used, has lost copies or cannot record copies; threads have failed; the catalog cannot grow."""
+    """Returns a sentence for each problem in a status report: a tier is not used, has lost copies
+    or cannot record copies; threads have failed; the catalog cannot grow."""
     said = [tier.get(key) for tier in report["tiers"] for key in ("why", "lost", "unrecorded")]
     if failed := ", ".join(report["thread_failures"]):
         said.append(
@@ -59,9 +59,8 @@ class DaemonConnection:
 
     def ask(self, command: str, **arguments: Any) -> Any:
         """Sends one command and returns the daemon's answer. Raises NoDaemonError if no daemon
-        serves the session, SilentError if the daemon does not answer, and SessionError if the
-        daemon refuses the command.
-        """
+        serves the session, SilentError if the daemon does not answer, and SessionError if it
+        refuses the command."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(ANSWER_LIMIT_S)
         try:
@@ -117,10 +116,9 @@ class DaemonConnection:
             time.sleep(0.02)
 
     def serves(self, pid: int | None = None) -> bool:
-        """Returns whether, according to the control segment, a daemon serves the session. If `pid`
-        is given, this must be the daemon's PID. A daemon that is killed does not update the
-        segment, so the result may be out of date; `runs` asks the daemon itself.
-        """
+        """Returns whether, according to the control segment, a daemon serves the session, and has
+        this `pid` if one is given. A killed daemon leaves the segment as it was, so the result may
+        be out of date; `runs` asks the daemon itself."""
         try:
             control = Segment.open(self.session.control, writable=False)
             found = control.as_struct("struct monarch_control")

@@ -1,8 +1,8 @@
 """Finds the batch jobs that use a session, so that no job ends a daemon that another job needs.
 
-The batch system gives each job a number, and passes the number to the job's processes in an
-environment variable. `monarch start` records its job in the session's directory. A job that has not
-run `monarch start` is found by its processes, if any of them has mapped a segment of the session.
+The batch system passes a job's number to the job's processes in an environment variable.
+`monarch start` records its job in the session's directory. Any other job is found if one of its
+processes has mapped a segment of the session.
 """
 
 import os
@@ -15,10 +15,9 @@ from pathlib import Path
 from monarch_py.ipc.session import SessionDir
 from monarch_py.util.processes import mapping, own_processes
 
-# One line for each batch system. The first environment variable in the line contains the number of
-# the job. In some batch systems, all elements of a job array have the same job number. For these
-# systems, the second variable contains the number of the element. Users of other batch systems can
-# set MONARCH_JOB.
+# One line for each batch system. The first variable contains the number of the job. In some batch
+# systems, all elements of a job array have the same number. For these, the second variable contains
+# the number of the element. Users of other batch systems can set MONARCH_JOB.
 VARIABLES = {
     "MONARCH_JOB": "",
     "SLURM_JOB_ID": "",
@@ -30,8 +29,8 @@ VARIABLES = {
 # The command line of a daemon contains this text if `spawn` (daemon/starting.py) has started the
 # daemon.
 DAEMON = b"monarch_py.daemon.lifecycle"
-# A job that has run `monarch start` is assumed to run for at least this long [s], even if it has no
-# process yet: a prolog may start the daemon before the job begins.
+# For this long [s] after `monarch start`, a job counts as running even without a process: a prolog
+# may start the daemon before the job begins.
 NEW_S = 60.0
 # The inode number of the kernel's first PID namespace (PROC_PID_INIT_INO). Processes in this
 # namespace see all processes.
@@ -39,8 +38,8 @@ FIRST_NAMESPACE = 0xEFFFFFFC
 
 
 def _job_of(environment: Mapping[str, str]) -> str:
-    """Returns the job to which a process with this environment belongs, in a form that can be part
-    of a file name; "" if the process belongs to no job."""
+    """Returns the job of a process with this environment, in a form that can be part of a file
+    name; "" if the process belongs to no job."""
     named = next((name for name in VARIABLES if environment.get(name)), None)
     if named is None:
         return ""
@@ -68,8 +67,8 @@ def can_see(namespace: int) -> bool:
 
 
 def jobs_of(processes: Iterable[Path]) -> set[str]:
-    """Returns the jobs of these processes. Daemons are skipped, because a daemon has the
-    environment of the job that has started it, but may outlive that job."""
+    """Returns the jobs of these processes. Skips daemons: a daemon has the environment of the job
+    that has started it, but may outlive that job."""
     return {_job_of(_environment(each)) for each in processes if not _is_daemon(each)} - {""}
 
 
@@ -113,8 +112,8 @@ class Jobs:
         return sorted({*attached, *self.noted()} - {own_job()})
 
     def noted(self) -> set[str]:
-        """Returns the recorded jobs that may be running: new jobs, jobs that have processes, and
-        jobs whose processes this process could not see. Removes the records of all other jobs."""
+        """Returns the recorded jobs that may be running: new jobs, jobs with processes, and jobs
+        whose processes this process cannot see. Removes the records of all others."""
         notes, found = list(self._notes.glob("*")), set()
         running = jobs_of(own_processes()) if notes else set()
         for note in notes:

@@ -1,11 +1,11 @@
 """The record from which the preload library learns whether to start a daemon, and how.
 
-The library cannot read YAML. So each daemon, and each process that starts a daemon for the library
-(commands/autostart.py), writes a record into the session's file `autostart`. The record states
+The library cannot read YAML. So each daemon writes a record into the session's file `autostart`. So
+does each process that starts a daemon for the library (commands/autostart.py). The record states
 whether the configuration requests a daemon, and lists the sources. It also names the files and
-environment variables on which this information depends. If two jobs have different values of these
-variables, each job has its own record in the file, so that neither replaces the record of the
-other. csrc/preload/autostart/record.c defines the format.
+environment variables on which this depends. If two jobs have different values of these variables,
+each job has its own record, so that neither replaces the other's record.
+csrc/preload/autostart/record.c defines the format.
 """
 
 import os
@@ -25,8 +25,8 @@ HOME = b"~"
 # The file keeps the latest MOST_RECORDS records. The library reads the file only if it is smaller
 # than MOST_BYTES.
 MOST_RECORDS, MOST_BYTES = 16, 32768
-# A record consists of lines. The lines that begin with one of these words are the record's setting.
-# If an old record has the same setting as a new record, the new record replaces it.
+# A record consists of lines. Those that begin with one of these words are its setting. A new record
+# replaces an old record with the same setting.
 SETTING = ("config ", "mounts ", "value ")
 VARIABLE = re.compile(rb"\$\{?(\w+)", re.ASCII)
 
@@ -35,8 +35,8 @@ def write_record(config_file: Path, config: Config, *, is_alone: bool) -> None:
     """Writes the record of `config_file`, which was read as `config`. Raises SessionError or
     OSError if the record cannot be written.
 
-    is_alone : whether to remove all other records. A starting daemon removes them, because they may
-        name sources that this daemon does not serve
+    is_alone : whether to remove all other records. A starting daemon does so, because they may name
+        sources that it does not serve
     """
     session = SessionDir.of(config.file)
     session.make()

@@ -1,10 +1,9 @@
 """The location of a session's shared segments, and how to create and open them safely.
 
-A session belongs to one user and one configuration file. The session's directory is
-<shm>/monarch-<uid>/<XXH3-64 of the file's resolved path>, and only this user can read it. The
+A session belongs to one user and one configuration file. Its directory is
+<shm>/monarch-<uid>/<XXH3-64 of the file's resolved path>, which only this user can read. The
 preload library computes the same path. All configurations that use the site's tiers share one
-daemon. So the session directory of such a configuration is a link to the session directory of the
-site's configuration.
+daemon. So their session directories are links to the session directory of the site's configuration.
 """
 
 import errno
@@ -25,11 +24,11 @@ from monarch_py.util.ownership import why_not_private
 from monarch_py.util.units import MIB, format_size
 
 # At most this many bytes of a lock file are read. A lock file contains the PID of the process that
-# holds the lock, and the path of this process's configuration.
+# holds the lock, and the path of that process's configuration.
 SAID_BYTES = 8192
 
-# The longest path [bytes] that the directory of shared memory may have. The staging area is below
-# this directory, and the shared segments have limited room for the area's path.
+# The maximum length [bytes] of the path of the directory of shared memory. The staging area lies
+# below it, and the shared segments have limited room for the area's path.
 MAX_SHM_PATH_BYTES = 180
 # The size [bytes] of the first catalog of a session. The catalog occupies this room even while it
 # is empty.
@@ -42,7 +41,7 @@ FileId = tuple[int, int]
 def id_of(path: Path | int) -> FileId | None:
     """Returns the identity of a file; None if there is no such file.
 
-    path : a path, or an open descriptor. If the path is a symbolic link, the link is not followed
+    path : a path, or an open descriptor. A symbolic link is not followed
     """
     try:
         found = os.fstat(path) if isinstance(path, int) else path.lstat()
@@ -52,8 +51,8 @@ def id_of(path: Path | int) -> FileId | None:
 
 
 def shm_root() -> Path:
-    """Returns the directory for shared memory: $MONARCH_SHM if this variable is set, as in some
-    containers and in tests; otherwise /dev/shm.
+    """Returns the directory for shared memory: $MONARCH_SHM if it is set, as in some containers and
+    in tests; otherwise /dev/shm.
 
     Raises SessionError if the directory's path is longer than the preload library accepts.
     """
@@ -100,13 +99,12 @@ def kept_directory() -> Path:
 
 
 def private_directory(path: Path, instead: str = "set MONARCH_SHM to a directory of yours") -> None:
-    """Creates a directory that is private to this user, or checks that an existing directory is
-    private.
+    """Creates a directory that is private to this user, or checks that an existing directory is.
 
     Raises SessionError if the directory belongs to another user, is a link, or is accessible to
     others.
 
-    instead : the end of the error's text, which says what the user can do instead
+    instead : the end of the error's text: what the user can do instead
     """
     try:
         path.mkdir(mode=0o700)
@@ -133,7 +131,7 @@ class HeldError(SessionError):
 
 
 def open_private(path: Path, flags: int) -> int:
-    """Opens a file. Creates the file if it does not exist. The file gets mode 0600, whatever the
+    """Opens a file, and creates it if it does not exist. The file gets mode 0600, whatever the
     umask is. Returns the descriptor. Raises OSError if the file cannot be opened."""
     fd = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     found = os.fstat(fd)
@@ -147,8 +145,8 @@ def hold(path: Path, config: Path | None = None) -> int:
     the lock, raises HeldError, whose text names that process. Raises OSError if the file cannot be
     created.
 
-    config : the configuration that this process serves. Its path is written into the lock file,
-        where other processes that find the file locked can read it
+    config : the configuration that this process serves. Its path is written into the lock file, for
+        processes that find the file locked
     """
     while True:
         fd = open_private(path, os.O_RDWR)
@@ -159,8 +157,7 @@ def hold(path: Path, config: Path | None = None) -> int:
             os.close(fd)
             raise HeldError(said) from error
         # The previous holder may have removed the lock file when it ended. A lock on a removed file
-        # excludes no other process. If the file was removed, try again with the file that now has
-        # this name.
+        # excludes no other process. In that case, try again with the file that now has this name.
         if os.fstat(fd).st_nlink:
             break
         os.close(fd)
@@ -181,15 +178,15 @@ def last_config(path: Path) -> str:
 
 def holder_of(path: Path) -> HeldError | None:
     """Returns the holder of a lock file; None if no process holds the lock, or if this process
-    cannot see the holder. The holder is found in /proc/locks. This function does not try to take
-    the lock: if it did, a daemon that starts at that moment would find the lock held."""
+    cannot see the holder. Finds the holder in /proc/locks. Does not try to take the lock:
+    otherwise, a daemon that starts at that moment would find the lock held."""
     try:
         inode, said = path.stat().st_ino, os.fsdecode(path.read_bytes()[:SAID_BYTES])
         locks = Path("/proc/locks").read_text()
     except OSError:
         return None
-    # A line is "1: FLOCK  ADVISORY  WRITE 1234 00:1f:5678 0 EOF". The device in the line may differ
-    # from the device that stat(2) returns, so only the inode number is compared.
+    # A line is "1: FLOCK  ADVISORY  WRITE 1234 00:1f:5678 0 EOF". Its device may differ from
+    # the one that stat(2) returns, so only the inode number is compared.
     held = re.search(rf" FLOCK +ADVISORY +WRITE +(\d+) \S+:{inode} ", locks)
     return HeldError(said) if held and f"process {held[1]}\n" in said else None
 
@@ -221,9 +218,8 @@ class Segment:
     def create(cls, path: Path, size: int) -> "Segment":
         """Creates a segment of zeros under a temporary name; `publish` renames it to `path`.
 
-        Every page is allocated now. If some pages were not allocated, a process that accesses such
-        a page of the mapping while the tmpfs is full would receive SIGBUS. Raises OSError (ENOSPC)
-        if there is no room.
+        Allocates every page now. If the tmpfs is full, a process that accesses a page that was not
+        allocated receives SIGBUS. Raises OSError (ENOSPC) if there is no room.
         """
         hidden = path.with_name(f".{path.name}.{os.getpid()}")
         hidden.unlink(missing_ok=True)
@@ -281,10 +277,9 @@ def _own_path(config_file: Path) -> Path:
 
 
 def _remove_session(path: Path, config_file: Path) -> None:
-    """Removes the session directory of a configuration that had tiers of its own, but has none now.
-    Raises SessionError if a daemon serves the session, or if a daemon was killed and has left
-    copies in the session's tiers.
-    """
+    """Removes the session directory of a configuration that has no tiers of its own any more.
+    Raises SessionError if a daemon serves the session, or if a killed daemon has left copies in its
+    tiers."""
     # Imported here, because shares.py imports session.py.
     from monarch_py.ipc.shares import turn
 
@@ -305,11 +300,13 @@ def _remove_session(path: Path, config_file: Path) -> None:
 
 def link_session(config_file: Path, served: Path) -> None:
     """Makes `config_file` use the session of `served`, the configuration whose tiers `config_file`
-    uses. For this, replaces the session directory of `config_file` by a link to the session
-    directory of `served`. The preload library and the commands follow the link. If `config_file`
-    and `served` are the same file, only removes a link that an earlier call has made. Raises
-    SessionError if the link cannot be made. If `config_file` had tiers of its own before, also
-    raises SessionError if the daemon of those tiers is running, or was killed."""
+    uses. For this, replaces the session directory of `config_file` by a link to that of `served`.
+    The preload library and the commands follow the link. If both are the same file, only removes a
+    link that an earlier call has made.
+
+    Raises SessionError if the link cannot be made. If `config_file` had tiers of its own before,
+    also raises SessionError if the daemon of those tiers is running, or was killed.
+    """
     own, other = _own_path(config_file), _own_path(served)
     is_link = own.is_symlink()
     try:
@@ -335,16 +332,16 @@ class SessionDir:
         self.control = path / "control"
         self.clients = path / "clients"
         self.fills = path / "fills"
-        # Processes that cannot map the segments report in this file which files they change. The
-        # file consists of records of struct monarch_change. The first record is unused.
+        # Processes that cannot map the segments report here which files they change. The file
+        # consists of records of struct monarch_change; the first one is unused.
         self.changes = path / "changes"
         self.lock = path / "lock"
-        # After a daemon has ended properly, this file exists until the next daemon starts. While
-        # the file exists, processes with the library do not warn that no daemon serves the session.
+        # After a daemon has ended properly, this file exists until the next daemon starts.
+        # Meanwhile, processes with the library do not warn that no daemon serves the session.
         self.stopped = path / "stopped"
-        # `starts` contains the times at which the preload library has started a daemon. The process
-        # that starts the daemon (commands/autostart.py) locks this file. `autostart` contains the
-        # records of the configuration (ipc/record.py).
+        # `starts`: the times at which the preload library has started a daemon. The process that
+        # starts the daemon (commands/autostart.py) locks this file. `autostart`: the records of the
+        # configuration (ipc/record.py).
         self.starts = path / "starts"
         self.autostart = path / "autostart"
         self.socket = path / "socket"
@@ -376,11 +373,10 @@ class SessionDir:
             os.truncate(self.starts, 0)
 
     def bind(self, listener: SocketType, path: Path) -> None:
-        """Binds a socket to `path`, which is one of this session's paths. Replaces the socket of a
-        dead daemon at that path. Raises OSError if the socket cannot be bound."""
-        # A socket's address can have at most 107 bytes, but `path` may be longer. So the directory
-        # is opened, and the address names the directory by its descriptor (/proc/self/fd/...),
-        # which is always short enough.
+        """Binds a socket to `path`, one of this session's paths. Replaces the socket that a dead
+        daemon has left there. Raises OSError if the socket cannot be bound."""
+        # A socket's address can have at most 107 bytes, but `path` may be longer. An address that
+        # names the directory by a descriptor (/proc/self/fd/...) is always short enough.
         directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             path.unlink(missing_ok=True)

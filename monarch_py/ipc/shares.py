@@ -12,11 +12,11 @@ from monarch_py.ipc.session import SessionDir, open_private
 from monarch_py.util.processes import Identity
 
 # At most this many bytes of the file `users` are read. The file has at most two lines for each run:
-# one for the run itself, and one for the run's command.
+# one for the run, and one for the run's command.
 MOST_BYTES = 1 << 20
-# TURN_LIMIT_S: how long [s] a process waits for the lock on the file `turn` before it gives up. A
-# process that starts or ends a daemon holds this lock for seconds, or longer if many copies must be
-# removed. POLL_S: the time [s] between two attempts to take the lock.
+# TURN_LIMIT_S: how long [s] a process waits for the lock on the file `turn`. A process that starts
+# or ends a daemon holds this lock for seconds, or longer if many copies must be removed. POLL_S:
+# the time [s] between two attempts to take the lock.
 TURN_LIMIT_S, POLL_S = 60.0, 0.02
 
 
@@ -24,13 +24,12 @@ class Shares:
     """Two files of a session (`users` and `turn`), and the locks on these files.
 
     `users` : each run (a process of `monarch run`) holds a shared lock on this file. The first line
-        of the file names the daemon that the last run must end. This line is empty if the runs
-        leave the daemon running. The other lines name the runs, and the commands that the runs have
-        started.
+        names the daemon that the last run must end. This line is empty if the runs leave the daemon
+        running. The other lines name the runs, and the commands that the runs have started
     `turn` : a process locks this file while it starts or ends a daemon
 
-    If a run is killed, the kernel releases the run's locks on both files. The constructor raises
-    OSError if the files cannot be created.
+    If a run is killed, the kernel releases the run's locks. The constructor raises OSError if the
+    files cannot be created.
     """
 
     def __init__(self, session: SessionDir) -> None:
@@ -52,8 +51,8 @@ class Shares:
 
     def take_turn(self, limit_s: float = TURN_LIMIT_S) -> None:
         """Locks `turn`. Raises SessionError if another process holds the lock for longer than
-        `limit_s`. The other process may be a daemon that waits for a file system while it ends, or
-        a command that was suspended."""
+        `limit_s`. That process may be a suspended command, or a daemon that waits for a file system
+        while it ends."""
         until = time.monotonic() + limit_s
         while not _try(self._turn):
             if time.monotonic() >= until:
@@ -81,9 +80,9 @@ class Shares:
         fcntl.flock(self._users, fcntl.LOCK_UN)
 
     def is_unused(self) -> bool:
-        """Returns whether no other run uses the daemon. If the result is True, `users` is now
-        locked exclusively, so that no run can join until the caller calls `leave`. The caller must
-        hold the lock on `turn` from this call until `leave`."""
+        """Returns whether no other run uses the daemon. If True, `users` is now locked exclusively,
+        so that no run can join until the caller calls `leave`. The caller must hold the lock on
+        `turn` until then."""
         return _try(self._users)
 
     # --- notes ------------------------------------------------------------------------------------
@@ -96,15 +95,14 @@ class Shares:
         """
         lines = [str(each) for each in ("" if daemon is None else daemon, *self.commands())]
         text = "\n".join(lines).encode()
-        # The file is truncated only after the write. If the file were truncated first, and the disk
-        # were full, there might be no room left for the text.
+        # The file is truncated only after the write. In the opposite order, a full disk might have
+        # no room left for the text.
         os.pwrite(self._users, text, 0)
         os.ftruncate(self._users, len(text))
 
     def note_command(self, command: Identity) -> None:
-        """Records this run, or the command that this run has started. If the disk is full, the
-        record is lost. The daemon then finds only the processes that have mapped a segment of the
-        session."""
+        """Records this run, or the command that it has started. If the disk is full, the record is
+        lost. The daemon then finds only the processes that have mapped a segment of the session."""
         with suppress(OSError):
             os.pwrite(self._users, f"\n{command}".encode(), os.fstat(self._users).st_size)
 

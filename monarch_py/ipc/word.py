@@ -1,7 +1,6 @@
 """The 64-bit word of a catalog entry: its state, and where its copy is (csrc/shared/catalog.h).
 
-`make` packs a word. Each of the other functions reads one field, of one word or of an array of
-words.
+`make` packs a word. Each other function reads one field, of one word or of an array of words.
 """
 
 from typing import Any

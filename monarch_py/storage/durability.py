@@ -1,7 +1,7 @@
 """Makes the copies of a persistent tier durable: syncs the tier, then commits rows to the manifest.
 
-The manifest is a database with one row per copy. For each tier, one thread commits rows to the
-manifest, in batches. The daemon's loop only passes rows to this thread.
+The manifest is a database with one row per copy. For each tier, one thread commits rows in batches.
+The daemon's loop only passes rows to this thread.
 """
 
 import logging
@@ -51,9 +51,8 @@ class Keeper:
         self._trusted = True
         self.broken = False
         self._thread = threading.Thread(target=self._work, name="keeper", daemon=True)
-        # The thread is started before `_open` marks the manifest as in use. If the mark came first
-        # and the thread could not be started, the mark would stay, and the next daemon would have
-        # to check all copies.
+        # The thread is started before `_open` marks the manifest as in use. Otherwise, if no thread
+        # could be started, the mark would stay, and the next daemon would have to check all copies.
         self._thread.start()
         with ExitStack() as undo:
             undo.callback(self._end_thread)
@@ -85,8 +84,7 @@ class Keeper:
 
     def _set_aside(self, error: DamagedManifestError) -> None:
         """Renames the damaged manifest, so that it can be examined later. Keeps only the latest
-        damaged manifest: if the disk damages files again and again, it must not fill up with
-        damaged manifests."""
+        one: a disk that damages files again and again must not fill up with damaged manifests."""
         path = self.tier.root / "manifest.sqlite"
         for file in tuple(path.parent.glob(path.name + "*")):
             if file.name.endswith(SET_ASIDE):
@@ -100,8 +98,8 @@ class Keeper:
 
     def reconcile(self) -> None:
         """Makes the tier and its manifest agree. Removes copies without a row, and rows without a
-        copy. Removes a copy and its row if they do not match, or if the quota has no room for the
-        copy. If copies were lost, stores a message about the loss in the Tier object
+        copy. Removes a copy together with its row if the two do not match, or if the quota has no
+        room for the copy. If copies were lost, stores a message in the Tier object
         (`note_lost`)."""
         listed = self.tier.listing()
         known = np.isin(listed["number"], self.rows["copy"])
@@ -121,8 +119,8 @@ class Keeper:
         self.tier.adopt(self.rows["size"])
 
     def _tell(self, debris: int, gone: int, wrong: int) -> None:
-        # A daemon that was killed may have removed copies, but not yet the rows of these copies. So
-        # a row without a copy is a loss only if the last daemon ended cleanly.
+        # A killed daemon may have removed copies, but not yet their rows. So a row without a copy
+        # is a loss only if the last daemon ended cleanly.
         lost = wrong + (0 if self.must_check else gone)
         if debris and not len(self.rows):
             copies = f"its {counted(debris, 'copy')} {'is' if debris == 1 else 'are'}"
@@ -178,7 +176,7 @@ class Keeper:
                 time.sleep(BATCH_S)
 
     def _commit_next(self) -> bool:
-        """Waits for rows and commits them. After `end` was called, does not wait. Returns False if
+        """Waits for rows and commits them; does not wait once `end` was called. Returns False if
         there are no rows left, so that the thread can end."""
         with self._lock:
             while not (self._add or self._remove or self._ending):
@@ -213,8 +211,8 @@ class Keeper:
         self._thread.join()
 
     def end(self) -> None:
-        """Commits the waiting rows, and closes the manifest. Records in the manifest that the
-        daemon has ended cleanly, unless a commit has failed or the tier is gone."""
+        """Commits the waiting rows, and closes the manifest. Unless a commit has failed or the tier
+        is gone, records a clean end in the manifest."""
         self._end_thread()
         try:
             if not self._trusted and not self.tier.gone:

@@ -1,8 +1,8 @@
 """The manifest of a persistent tier: an SQLite table of its complete copies, on the tier itself.
 
-A row is written only after the tier was synced, so a copy that has a row is on the disk.
-Nevertheless, a copy may be damaged if the last daemon was killed or the machine was rebooted. In
-this case, each copy is checked before it is served.
+A row is written only after the tier was synced, so a copy with a row is on the disk. It may still
+be damaged if the last daemon was killed or the machine was rebooted. Each copy is then checked
+before it is served.
 """
 
 import os
@@ -26,10 +26,9 @@ VERSION = 1
 # the same 64 bits. The function `signed` does the reverse.
 MASK = (1 << 64) - 1
 
-# One row, as `Validator` (daemon/scan/scanner.py) reads it. `hash` is the XXH3-64 of the path
-# alone, without the source's number. `source` is a number in Manifest.sources. `copy_ino` is the
-# inode number of the copy itself. It is not stored in the manifest; `Keeper.reconcile` takes it
-# from the directory.
+# One row, as `Validator` (daemon/scan/scanner.py) reads it. hash: XXH3-64 of the path alone,
+# without the source's number. source: a number in Manifest.sources. copy_ino: the inode number of
+# the copy itself, which is not in the manifest; `Keeper.reconcile` takes it from the directory.
 ROW = np.dtype(
     [
         ("hash", "u8"),
@@ -91,10 +90,10 @@ class Row:
         return *first, *map(signed, numbers), *last
 
 
-# SQLite's messages for errors after which the manifest may still be intact: another process uses
-# the manifest, memory is short, or the disk has failed. Every other error is taken as a sign that
-# the file's content is damaged. Python before version 3.11 does not provide SQLite's error codes,
-# so the messages are compared.
+# SQLite's messages for errors after which the manifest may still be intact. In these cases, another
+# process uses the manifest, memory is short, or the disk has failed. Any other error counts as
+# damage to the file's content. Messages are compared, because Python before version 3.11 does not
+# provide SQLite's error codes.
 NOT_THE_FILE = (
     "access permission denied",
     "attempt to write a readonly database",
@@ -137,9 +136,8 @@ def damage_told(path: Path) -> Iterator[None]:
 
 def refuse_other_files(path: Path) -> None:
     """Raises DamagedManifestError if the manifest or its journal is not a regular file, or cannot
-    be read and written. SQLite itself would follow a symbolic link, and would report a directory or
-    a FIFO as a disk error. The journal is also checked, because SQLite opens the journal by its
-    name."""
+    be read and written. SQLite itself would follow a symbolic link, and report a directory or a
+    FIFO as a disk error. It opens the journal by its name, so the journal is checked too."""
     for file in (path, path.with_name(path.name + "-journal")):
         try:
             mode = file.lstat().st_mode
@@ -198,18 +196,17 @@ class Manifest:
         self._set_meta("block_size", str(value))
 
     def check(self) -> None:
-        """Checks every page of the database. Without this check, a damaged page might not be
-        noticed until SQLite writes to that page. Raises DamagedManifestError if a page is
-        damaged."""
+        """Checks every page of the database. Otherwise, a damaged page might go unnoticed until
+        SQLite writes to it. Raises DamagedManifestError if a page is damaged."""
         with damage_told(self.path):
             found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
             raise DamagedManifestError(self.path, " ".join(found.split()))
 
     def begin_use(self) -> bool:
-        """Records that a daemon uses the manifest from now on. Returns whether the copies must be
-        checked before they are served. They must be checked if the last daemon did not end cleanly,
-        or if the machine was rebooted after that daemon had started."""
+        """Records that a daemon uses the manifest from now on. Returns whether copies must be
+        checked before they are served. This is so if the last daemon did not end cleanly, or if the
+        machine was rebooted after its start."""
         must_check = self._meta("clean") != "1" or self._meta("boot") != boot_id()
         self._set_meta("boot", boot_id())
         self._set_meta("clean", "0")

@@ -1,8 +1,8 @@
 """Finds out how much more memory a RAM tier may take before the kernel kills a process of the job.
 
-The pages of a tmpfs are charged to the memory cgroup of the process that wrote them. The kernel
-cannot free these pages. If the cgroup reaches its limit, the OOM killer kills a process. So a RAM
-tier never gets more room than is free in the cgroup.
+The pages of a tmpfs are charged to the memory cgroup of the process that wrote them, and the kernel
+cannot free them. If the cgroup reaches its limit, the OOM killer kills a process. So a RAM tier
+never gets more room than is free in the cgroup.
 """
 
 import os
@@ -26,8 +26,8 @@ LOOK_S, MOST_LOOK_S, LOOK_BYTES, GROWTH = 0.05, 0.5, 64 << 20, 32 << 30
 
 
 def _read(path: str | Path) -> bytes:
-    """Returns the file's content; b"" if the file cannot be read. The function uses plain system
-    calls for speed, because several files are read 20 times a second while a RAM tier is filled."""
+    """Returns the file's content; b"" if the file cannot be read. Uses plain system calls for
+    speed: while a RAM tier is filled, several files are read 20 times a second."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -119,15 +119,15 @@ def available_bytes(
 
 
 class MemoryRoom:
-    """The memory that the RAM tiers of a daemon may take in addition to what they already have. All
-    these tiers share one object, because they compete for the same free memory."""
+    """The memory that a daemon's RAM tiers may take in addition to what they have. All these tiers
+    share one object, because they compete for the same free memory."""
 
     def __init__(self) -> None:
         # `_reserved_bytes` : the room that is reserved for unfinished fills.
         # `_bytes` : the latest result of `available_bytes`.
         # `_next_look_s` : the time from which `available_bytes` is called again [s].
-        # `_filled_bytes` : the room that fills have used since the last call of `available_bytes`,
-        #     minus the room that removals have freed.
+        # `_filled_bytes` : since that call, the room that fills have used, minus the room that
+        # removals have freed.
         self._reserved_bytes = self._bytes = self._filled_bytes = 0
         self._next_look_s = 0.0
 

@@ -68,16 +68,16 @@ class OpenTiers:
         return tier
 
     def end_unused(self) -> None:
-        """Ends the keepers of a daemon that has not served anything, and so has not checked any
-        copies. If the copies of a tier had to be checked, the next daemon must check them. The
-        manifests of all other persistent tiers record a clean end."""
+        """Ends the keepers of a daemon that has served nothing, and so has checked no copies. If a
+        tier's copies had to be checked, the next daemon must check them. All other manifests record
+        a clean end."""
         for keeper in self.keepers.values():
             if keeper.must_check:
                 keeper.distrust()
             keeper.end()
 
     def close(self, *, are_used: bool) -> None:
-        """Closes all tiers, and empties the tiers that are not persistent.
+        """Closes all tiers, and empties those that are not persistent.
 
         are_used : whether some threads could not be ended, and may still use the descriptors of the
             tiers' directories

@@ -16,8 +16,8 @@ HINT = "remove files there, or add a tier on another file system"
 def shortage(
     mount_point: Path, quota_bytes: int, used_bytes: int, directory: int | None = None
 ) -> str:
-    """Returns a sentence about the tier's file system if that file system has less room than the
-    quota; "" if the file system has enough room, or if it cannot be examined.
+    """Returns a sentence about the tier's file system if the file system has less room than the
+    quota. Returns "" if it has enough room, or cannot be examined.
 
     used_bytes : the room that the tier's copies occupy
     directory : a descriptor of a directory in the tier; None: the mount point is used instead

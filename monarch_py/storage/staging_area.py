@@ -9,14 +9,14 @@ from monarch_py.storage import memory
 from monarch_py.util.units import GIB
 
 # The area's size is the smallest of three: DEFAULT_BYTES [bytes], 1/SHARE_OF_DISK of the file
-# system's free space, and 1/SHARE_OF_MEMORY of the free memory.
+# system's free space, and 1/SHARE_OF_MEMORY of the available memory.
 DEFAULT_BYTES = GIB
 SHARE_OF_DISK, SHARE_OF_MEMORY = 4, 8
 
 
 def default_area(tiers: int) -> TierConfig:
-    """Returns the configuration of a staging area in shared memory. The area's size depends on the
-    room that is free now. Raises TierError if no area can be added.
+    """Returns the configuration of a staging area in shared memory. Its size depends on the room
+    that is free now. Raises TierError if no area can be added.
 
     tiers : the number of tiers in the daemon's configuration
     """

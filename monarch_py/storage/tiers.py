@@ -1,9 +1,9 @@
 """A tier on this node: its directory, its lock, and its room.
 
-A tier has these files below its mount point: monarch-<uid>/lock, monarch-<uid>/manifest.sqlite
-(only in persistent tiers), and monarch-<uid>/c/<number of the copy, 13 hexadecimal digits>. The
-staging area of a session is in monarch-<uid>/staging-<key of the session>. So a staging area can
-share a mount point with a tier, or with the staging area of another session.
+Below its mount point, a tier has these files: monarch-<uid>/lock, monarch-<uid>/manifest.sqlite
+(only in persistent tiers), and monarch-<uid>/c/<number of the copy, 13 hexadecimal digits>. A
+session's staging area is in monarch-<uid>/staging-<key of the session>. So it can share a mount
+point with a tier, or with another session's staging area.
 """
 
 import errno
@@ -32,16 +32,15 @@ from monarch_py.util.ownership import Doubt, doubts
 log = logging.getLogger("monarch.tiers")
 
 # The room [bytes] that a copy takes in addition to its blocks. NAME_BYTES: for its name in the
-# directory. ROW_BYTES: for its row in the manifest, with a path of typical length. If paths are
-# longer, the measured size of the manifest is used instead (`quota_for_copies`).
+# directory. ROW_BYTES: for its row in the manifest, if paths have typical lengths. With longer
+# paths, the measured size of the manifest counts instead (`quota_for_copies`).
 NAME_BYTES, ROW_BYTES = 64, 448
-# The room [bytes] that is kept free for the growth of the catalog, if the catalog is on the tier's
-# file system. At most half of the file system is kept free. This room is sufficient for three
-# million files.
+# The room [bytes] that is kept free for the catalog's growth, if the catalog is on the tier's file
+# system. It is sufficient for three million files. At most half of the file system is kept free.
 CATALOG_BYTES = 1 << 30
-# The daemon places small files in up to a thousand portions a second. For each portion, it needs
-# the room that the tier's directories take. To determine this room takes several system calls, so
-# the value is reused for LOOK_S [s].
+# How long [s] the measured room of the tier's directories is reused. The daemon places small files
+# in up to a thousand portions a second, and needs this room each time. Measuring it takes several
+# system calls.
 LOOK_S = 0.25
 # These errors do not mean that a tier is broken: the process or the node just has no free
 # descriptor at the moment.
@@ -92,9 +91,8 @@ def why_refused(mount_point: Path, doubt: Doubt) -> str:
 
 
 def refuse_replaceable(mount_point: Path) -> None:
-    """Checks whether another user could replace the directory of copies below a mount point with
-    another directory. Raises TierError if this is certainly possible. Logs a warning if this
-    process cannot find out."""
+    """Checks whether another user could replace the directory of copies below a mount point. Raises
+    TierError if this is certainly possible. Logs a warning if this process cannot find out."""
     try:
         found = doubts(mount_point)
     except OSError as error:
@@ -138,7 +136,7 @@ def held_elsewhere(mount_point: Path, config: Path) -> str:
 
 class Tier:
     """An open tier. The constructor raises TierError if the tier cannot be used, or if another
-    daemon holds the tier.
+    daemon holds it.
 
     below : the tier's subdirectory of the user's directory (monarch-<uid>); "" if the tier is the
         user's directory itself
@@ -147,10 +145,10 @@ class Tier:
     used_bytes, used_inodes : the room that the copies occupy, including copies that are being
         written
     lost : a sentence about copies of earlier sessions that can no longer be used; "" if there are
-        no such copies
-    unrecorded : a sentence about copies that could not be recorded in the manifest because of an
-        error; "" if there are no such copies
-    gone : why the directory of copies can no longer be trusted; "" as long as it can be trusted
+        none
+    unrecorded : a sentence about copies that an error has kept out of the manifest; "" if there are
+        none
+    gone : why the directory of copies can no longer be trusted; "" as long as it can
     """
 
     def __init__(
@@ -165,14 +163,14 @@ class Tier:
         self.used_bytes = self.used_inodes = 0
         self.reserved_bytes = 0  # the part of used_bytes that is reserved for unfinished fills
         self.files = 0
-        # Some copies occupy more room than their size, rounded up to complete blocks. This
-        # dictionary maps the number of such a copy to the excess room [bytes].
+        # Some copies occupy more room than their size, rounded up to complete blocks. This maps the
+        # number of such a copy to the excess [bytes].
         self._excess: dict[int, int] = {}
         # The limit on the room that copies may use [bytes]. It is set only if the disk became full
         # before the quota was used up.
         self.cap_bytes: int | None = None
-        # Copies in an SSD tier take no memory. So an SSD tier gets a MemoryRoom of its own, and
-        # does not reduce the memory that the RAM tiers share.
+        # Copies in an SSD tier take no memory. So an SSD tier has a MemoryRoom of its own, and does
+        # not reduce the memory that the RAM tiers share.
         self._memory = memory_room if config.kind == "ram" and memory_room else MemoryRoom()
         # The latest result of `overhead_bytes`, and the time [s] at which it must be computed
         # again.
@@ -216,9 +214,8 @@ class Tier:
             raise TierError(why_held(self.config.mount_point, error, config_file)) from error
 
     def _least_taken(self) -> int:
-        """Returns how many bytes a file of one byte occupies; 0 if that cannot be determined. On a
-        tmpfs with `huge=always` such a file takes a huge page, but statfs(2) reports small
-        blocks."""
+        """Returns how many bytes a file of one byte occupies; 0 if unknown. On a tmpfs with
+        `huge=always`, such a file takes a huge page, but statfs(2) reports small blocks."""
         try:
             fd = os.open(self.copies, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             try:
@@ -232,12 +229,12 @@ class Tier:
     # --- content at start -------------------------------------------------------------------
 
     def listing(self) -> Array:
-        """Lists the files in the directory whose names have the form of a copy's name. Returns an
-        array of dtype LISTED, sorted by number. Files with other names were not made by Monarch.
+        """Lists the files in the directory whose names have the form of a copy's name; Monarch did
+        not make the others. Returns an array of dtype LISTED, sorted by number.
 
-        The field `is_sound` tells whether Monarch can have made the file: it is a regular file of
-        this user, with the mode of a copy and without a second hard link. Anything else must not be
-        opened, because a FIFO would block its reader, and a symbolic link leads elsewhere.
+        The field `is_sound` tells whether Monarch can have made the file: a regular file of this
+        user, with the mode of a copy and without a second hard link. Do not open any other file: a
+        FIFO would block its reader, and a symbolic link leads elsewhere.
         """
         # Use a generator. If a list of a million tuples were freed, Python would not return its
         # memory to the kernel.
@@ -287,9 +284,9 @@ class Tier:
     @staticmethod
     def first_number() -> int:
         """Returns the smallest number that a daemon may give to its first copy: the microseconds
-        since 1970. Daemons make fewer than a million copies a second, so the copies of earlier
-        daemons have smaller numbers, unless the clock was set back. Because of this exception,
-        `Filler.first_copy` uses a larger number if an existing copy requires it."""
+        since 1970. Daemons make fewer than a million copies a second. So copies of earlier daemons
+        have smaller numbers, unless the clock was set back. In that case, `Filler.first_copy` uses
+        a larger number."""
         return time.time_ns() // 1000
 
     # --- room -------------------------------------------------------------------------------
@@ -310,9 +307,9 @@ class Tier:
         return NAME_BYTES + (ROW_BYTES if self.config.persistent else 0)
 
     def quota_for_copies(self) -> int:
-        """Returns the part of the quota that copies may use [bytes]: the quota, minus the room that
-        the tier's directories and manifest take, minus the slack (`slack_of`). Raises OSError if
-        the tier's directory cannot be examined."""
+        """Returns the part of the quota that copies may use [bytes]: the quota, minus the room of
+        the tier's directories and manifest, minus the slack (`slack_of`). Raises OSError if the
+        tier's directory cannot be examined."""
         now_s = time.monotonic()
         if now_s >= self._next_overhead_s:
             try:
@@ -321,18 +318,17 @@ class Tier:
                 if error.errno not in NO_DESCRIPTOR:
                     raise
             self._next_overhead_s = now_s + LOOK_S
-        # `_overhead_bytes` is too small as long as the manifest lacks the rows of recent copies. So
-        # the larger of two values is used: `_overhead_bytes`, and an estimate from the number of
-        # copies.
+        # While the manifest lacks the rows of recent copies, `_overhead_bytes` is too small. So an
+        # estimate from the number of copies is used instead, if that is larger.
         overhead = max(self._overhead_bytes, self.used_inodes * self.entry_bytes)
         return self.config.quota_bytes - overhead - slack_of(self.config.quota_bytes)
 
     def room(self, *, is_shared: bool = False) -> TierRoom:
-        """Returns the room for new copies now. This is the smallest of the room in the quota, the
-        room on the file system and, for a RAM tier, the free memory.
+        """Returns the room for new copies now: the smallest of the room in the quota, the room on
+        the file system and, for a RAM tier, the free memory.
 
         is_shared : whether the catalog is on the tier's file system, so that room must be kept for
-            the growth of the catalog
+            the catalog's growth
         """
         nothing = TierRoom(0, 0, self.block_bytes)
         if not self.usable:
@@ -350,9 +346,8 @@ class Tier:
             limits.append(self.cap_bytes - self.used_bytes)
         if self.config.kind == "ram":
             limits.append(self._memory.left_bytes())
-        # If less than a block is free, report no room at all, not even for empty files, because
-        # their names also occupy room. If room were reported, fills would be tried again and again
-        # on a full disk.
+        # If less than a block is free, report no room at all, not even for empty files, whose names
+        # also occupy room. Otherwise, fills would be tried again and again on a full disk.
         if min(limits) < self.block_bytes:
             return nothing
         inodes = system.f_favail if system.f_files else 1 << 40
@@ -360,7 +355,7 @@ class Tier:
 
     def shortage(self) -> str:
         """Returns a sentence about the tier's file system if the file system has less room than the
-        quota; "" if the file system has enough room, or if the tier is not used."""
+        quota. Returns "" if it has enough room, or if the tier is not used."""
         config, used = self.config, self.used_bytes - self.reserved_bytes
         if not self.usable:
             return ""
@@ -382,9 +377,9 @@ class Tier:
     def settle(self, numbers: Uints, sizes: Uints, taken: Uints) -> None:
         """Turns reserved room into used room, for fills that have succeeded.
 
-        numbers : (fills,) the number of each copy
-        sizes, taken : (fills,) each copy's size, and the room that the copy occupies on the tier
-            [bytes]
+        numbers : array (fills,): for each fill, the number of its copy
+        sizes, taken : arrays (fills,): for each fill, its copy's size, and the room that the copy
+            occupies on the tier [bytes]
         """
         reserved = self.rounded_all(sizes)
         total = int(reserved.sum())
@@ -434,7 +429,7 @@ class Tier:
 
     def note_full(self) -> None:
         """Limits the tier to the room that its existing copies occupy. Call this if the disk has
-        become full although the quota is not used up."""
+        become full before the quota was used up."""
         self.cap_bytes = max(0, self.used_bytes - self.reserved_bytes)
 
     def is_on(self, device: int) -> bool:
@@ -442,8 +437,8 @@ class Tier:
 
     def is_in_place(self) -> bool:
         """Returns whether the tier's path still leads to the directory that this object has open.
-        If the file system returns an error, the result is True: clients get an error too, so they
-        cannot open wrong files."""
+        On an error of the file system, returns True: clients get an error too, so they cannot open
+        wrong files."""
         try:
             named = self.copies.lstat()
         except (FileNotFoundError, NotADirectoryError):
@@ -501,7 +496,7 @@ class Tier:
         """Closes the tier and releases its lock, so that another daemon can use the tier.
 
         is_used : whether some threads could not be ended, and may still use the directory's
-            descriptor. This descriptor then stays open until the process ends
+            descriptor. The descriptor then stays open until the process ends
         """
         for fd in (self._lock,) if is_used else (self.fd, self._lock):
             # close() may return an error if the file system is broken, but releases the descriptor

@@ -2,8 +2,8 @@
 open.
 
 The daemon uses a descriptor of the tier's directory, but clients open copies by path. If the path
-led to another directory, clients would open wrong files. So the daemon stops using a tier if this
-has happened, or if another user could replace the directory.
+led to another directory, clients would open wrong files. So the daemon stops using such a tier, and
+also a tier whose directory another user could replace.
 """
 
 import threading
@@ -21,8 +21,8 @@ class TierWatch:
     """Checks the tiers in a thread of its own, so that a file system that hangs blocks no other
     thread.
 
-    found : a function that the thread calls once for each tier that can no longer be trusted. Its
-        arguments are the tier's number and a sentence that gives the reason
+    found : the thread calls this once for each tier that can no longer be trusted. The arguments
+        are the tier's number and a sentence that gives the reason
     """
 
     def __init__(self, tiers: Sequence[Tier | None], found: Callable[[int, str], None]) -> None:

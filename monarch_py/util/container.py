@@ -21,8 +21,8 @@ def container() -> str:
 
 
 def is_of_the_image(path: Path) -> bool:
-    """Returns whether a path is on the mount of the root directory. In a container, this mount
-    contains the files of the image. Returns False if the list of mounts cannot be read."""
+    """Returns whether a path is on the mount of the root directory. In a container, this mount has
+    the files of the image. Returns False if the list of mounts cannot be read."""
     try:
         table = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     except OSError:

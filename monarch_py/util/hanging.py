@@ -1,8 +1,8 @@
 """Finds out, within a time limit, which file systems hang, by probing them in child processes.
 
-A system call on a file system that hangs may never return, and a signal cannot end the call. So a
-child process makes the call. If the call hangs, the child is abandoned. The call is not made in a
-thread, because a thread that hangs would prevent the end of this process.
+A system call on a file system that hangs may never return, and no signal can end it. So a child
+process makes the call, and is abandoned if the call hangs. A thread cannot do this: if it hung,
+this process could not end.
 """
 
 import os
@@ -21,8 +21,7 @@ LIMIT_S = 5.0
 
 def hanging(paths: Sequence[Path]) -> list[Path]:
     """Returns the paths whose file systems do not answer within LIMIT_S. An error is an answer too.
-    A path that cannot be probed, because no process or descriptor is available, is not in the
-    result."""
+    Leaves out a path that cannot be probed because no process or descriptor is available."""
     deadline = time.monotonic() + LIMIT_S
     asked = {path: ask for path in dict.fromkeys(paths) if (ask := _ask(path)) is not None}
     answered = []
@@ -47,9 +46,8 @@ def _ask(path: Path) -> tuple[int, int] | None:
         return None
     try:
         with warnings.catch_warnings():
-            # If this process has several threads, fork() warns that a lock held by another thread
-            # stays locked in the child forever. The child takes no lock, so the warning is
-            # suppressed.
+            # If this process has several threads, fork() warns that locks of other threads stay
+            # locked in the child forever. The child takes no lock, so the warning is suppressed.
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
     except OSError:
@@ -69,9 +67,9 @@ def _ask(path: Path) -> tuple[int, int] | None:
 
 
 def _detach(end: int) -> None:
-    """Closes all inherited descriptors. If an abandoned child kept this program's output open,
-    readers of the output would wait for the child. `end`, the child's end of the pipe, becomes
-    descriptor 3."""
+    """Closes all inherited descriptors. Otherwise, an abandoned child would keep this program's
+    output open, and readers of the output would wait for the child. `end`, the child's end of the
+    pipe, becomes descriptor 3."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     null = os.open(os.devnull, os.O_RDWR)

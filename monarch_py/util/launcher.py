@@ -7,9 +7,9 @@ from pathlib import Path
 
 from monarch_py.errors import ConfigError
 
-# The environment variables of each launcher: the number of processes, and the rank of this process.
-# The variables of a Slurm step come last. If mpiexec runs in a Slurm step, its processes also have
-# the variables of that step, which do not describe the processes of mpiexec.
+# Each launcher's environment variables: the number of processes, and the rank of this process.
+# Those of a Slurm step come last. If mpiexec runs in a Slurm step, its processes also have the
+# step's variables, which do not describe the processes of mpiexec.
 VARIABLES = (
     ("PMI_SIZE", "PMI_RANK"),  # MPICH, Intel MPI, Slurm's PMI
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
@@ -38,8 +38,8 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
 
 
 def with_rank(file: Path) -> Path:
-    """Replaces `{rank}` in the file's name with this process's rank, so that several daemons on one
-    node each have their own configuration. Raises ConfigError if this process has no rank."""
+    """Replaces `{rank}` in the file's name by this process's rank, so that each of several daemons
+    on a node has its own configuration. Raises ConfigError if this process has no rank."""
     if PLACEHOLDER not in str(file):
         return file
     launch = launched()

@@ -6,13 +6,13 @@ import resource
 from monarch_py.util.units import format_size
 
 # A daemon needs two descriptors for each block that it is copying. A program under the library
-# needs one more descriptor for each open copy through which it takes a lock.
+# needs one more for each open copy through which it takes a lock.
 MIN_DESCRIPTORS = 256
 
 
 def met_limit(number: int | None) -> str:
-    """Returns a sentence that names the limit that has caused an error, and a sufficient value; ""
-    if no limit has caused the error.
+    """Returns a sentence that names the limit behind an error, and a sufficient value; "" if no
+    limit has caused the error.
 
     number : the errno of the error
     """

@@ -1,7 +1,7 @@
 """Determines whether other users could replace a directory of this user with another directory.
 
-Other users can replace a directory if they have write access to its parent directory, or to any
-directory above the parent, up to the root. Links on the path are checked like directories.
+Other users can do so if they have write access to the directory's parent, or to any directory above
+the parent, up to the root. Links on the path are checked like directories.
 """
 
 import grp
@@ -20,8 +20,8 @@ MAX_LINKS = 40
 class Doubt:
     """A reason why another user may be able to replace the content of a directory.
 
-    is_certain : False if this process cannot see whether the reason applies. For example, it may
-        depend on who the members of a group are, or on who an owner without a name is
+    is_certain : False if this process cannot see whether the reason applies. For example, it cannot
+        see all members of a group, or who an owner without a name is
     """
 
     is_certain: bool
@@ -37,15 +37,15 @@ def user_name(uid: int) -> str:
 
 
 def doubts(directory: Path) -> list[Doubt]:
-    """Returns the doubts about `directory`, and about every directory and link on its path. Doubts
-    with `is_certain` come first. Raises OSError if a directory or a link cannot be examined."""
+    """Returns the doubts about `directory`, and about every directory and link on its path; certain
+    doubts come first. Raises OSError if a directory or a link cannot be examined."""
     found = [doubt for path, st in _way(directory) if (doubt := _doubt(path, st)) is not None]
     return sorted(dict.fromkeys(found), key=lambda doubt: not doubt.is_certain)
 
 
 def why_not_private(path: Path) -> str:
-    """Returns "" if `path` is a directory that only this user can access (mode 0700). Otherwise
-    returns what is wrong, and what to do about it. Raises OSError if `path` does not exist."""
+    """Returns "" if `path` is a directory that only this user can access (mode 0700), otherwise
+    what is wrong and what to do about it. Raises OSError if `path` does not exist."""
     found = path.lstat()
     owner = found.st_uid
     if owner != os.geteuid():
@@ -82,8 +82,7 @@ def _doubt(path: Path, st: os.stat_result) -> Doubt | None:
         text = f"{path} belongs to {user_name(st.st_uid)}, who can replace the files in it"
         return Doubt(not _may_be_root(st.st_uid), text, hint)
     # The mode of a link has no meaning. A directory with the sticky bit is safe even if others may
-    # write to it: only the owner of a file and the owner of the directory may rename or remove the
-    # file.
+    # write to it. Then only a file's owner and the directory's owner may rename or remove the file.
     if stat.S_ISLNK(st.st_mode) or st.st_mode & stat.S_ISVTX:
         return None
     if st.st_mode & stat.S_IWOTH:
@@ -99,8 +98,8 @@ def _doubt(path: Path, st: os.stat_result) -> Doubt | None:
 
 
 def _may_be_root(uid: int) -> bool:
-    """Returns whether this owner is possibly root. In a user namespace, all users that are not
-    mapped have the same user ID, and the host's root may be one of them."""
+    """Returns whether this owner may be root. In a user namespace, all unmapped users have the same
+    user ID. The host's root may be one of them."""
     try:
         known = Path("/proc/self/uid_map").read_text().split()
         unknown = int(Path("/proc/sys/kernel/overflowuid").read_text())
@@ -111,9 +110,8 @@ def _may_be_root(uid: int) -> bool:
 
 def _writers(path: Path, st: os.stat_result) -> str:
     """Returns who, besides this user, may write to `path` because the group's write bit is set; ""
-    if nobody may. Normally, this bit is the permission of the group. If `path` has an access
-    control list, the bit only limits the permissions in that list.
-    """
+    if nobody may. Normally, the bit is the group's permission. If `path` has an access control
+    list, the bit only limits the permissions in that list."""
     try:
         os.getxattr(path, "system.posix_acl_access", follow_symlinks=False)
         return "those whom its access list names"

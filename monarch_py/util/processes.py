@@ -13,8 +13,8 @@ from typing import Any
 PROC = Path("/proc")
 # The pause between two checks of whether a process has ended [s].
 LOOK_S = 0.01
-# How long to wait until an ended process is reaped [s]. A parent that is waiting for its children
-# reaps the process at once. A parent that does not wait may never reap the process.
+# How long to wait until an ended process is reaped [s]. A parent that waits for its children reaps
+# the process at once; any other parent may never reap it.
 REAP_LIMIT_S = 0.5
 
 
@@ -59,9 +59,9 @@ def mapping(beginning: str) -> Iterator[Path]:
 
 
 def began(process: Path) -> int | None:
-    """Returns the time at which the process was started [clock ticks since boot]. This time
-    distinguishes the process from a later process with the same PID. Returns None if the process
-    has ended, even if it was not reaped yet."""
+    """Returns when the process was started [clock ticks since boot]. This distinguishes it from a
+    later process with the same PID. Returns None if the process has ended, even if it was not
+    reaped yet."""
     # errors="replace", because the kernel may truncate a process's name in the middle of a
     # character.
     try:
@@ -101,8 +101,8 @@ class Identity:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has ended. The result is True even if its parent has not reaped it.
-        (In many containers, the first process reaps no orphans.)"""
+        """Whether the process has ended, even if its parent has not reaped it. (In many containers,
+        the first process reaps no orphans.)"""
         return began(PROC / str(self.pid)) != self.began
 
     def send(self, number: signal.Signals) -> None:
@@ -112,9 +112,9 @@ class Identity:
                 os.kill(self.pid, number)
 
     def wait(self, limit_s: float) -> bool:
-        """Waits until the process has ended. Returns False if the process has not ended within
-        limit_s [s]. Otherwise returns True, after waiting a short time (REAP_LIMIT_S) until the
-        parent has reaped the process."""
+        """Waits until the process has ended. Returns False if that takes longer than limit_s [s].
+        Otherwise returns True, but first waits for up to REAP_LIMIT_S until the parent has reaped
+        the process."""
         limit = time.monotonic() + limit_s
         while not self.has_ended:
             if time.monotonic() >= limit:

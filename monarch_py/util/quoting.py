@@ -11,8 +11,8 @@ _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\", "'": "\\'"}
 
 def quoted(name: str) -> str:
     """Returns the name unchanged if it has no control characters and does not begin with $'.
-    Otherwise returns the name in the form $'...', which bash turns back into the name. Names that
-    begin with $' are quoted because they could look like another name in this form."""
+    Otherwise returns the form $'...', which bash turns back into the name. A name that begins with
+    $' is quoted because it could look like another name in this form."""
     if not _HAS_ODD.search(name) and not name.startswith("$'"):
         return name
     return f"$'{_TO_ESCAPE.sub(_escape, name)}'"

@@ -1,7 +1,7 @@
 """Installs signal handlers, but only for signals that are not ignored.
 
-Some signals are ignored when this program starts, for example under nohup, or in a background job
-of a shell. These signals stay ignored in this program and in the processes that it starts.
+Some signals are ignored when this program starts, for example under nohup or in a shell's
+background job. They stay ignored in this program and in the processes that it starts.
 """
 
 import signal
@@ -13,8 +13,8 @@ Handler = Callable[[int, FrameType | None], object]
 
 
 def handle(numbers: Iterable[signal.Signals], handler: Handler | signal.Handlers) -> None:
-    """Installs a handler for these signals, except for signals that are ignored. A signal may
-    interrupt the handler and call it again, so the handler must not take a lock."""
+    """Installs a handler for these signals, except for ignored ones. A signal may interrupt the
+    handler and call it again, so the handler must not take a lock."""
     for number in numbers:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, handler)

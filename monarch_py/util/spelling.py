@@ -8,7 +8,7 @@ LEAST_PIECE = 4
 
 
 def nearest(written: str, known: Iterable[str]) -> str | None:
-    """Returns the known word that is most similar to `written`. If no word is similar, returns the
+    """Returns the known word that is most similar to `written`. If none is similar, returns the
     first known word that contains `written`; None if no known word contains it."""
     # difflib is imported only here, because it takes memory, and is needed only after a wrong word.
     from difflib import get_close_matches

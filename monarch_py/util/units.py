@@ -38,8 +38,8 @@ def parse_size(size: str) -> int:
 
 def parse_amount(amount: str) -> float:
     """Returns the number of bytes that `amount` means, as the nearest float. The amount is an
-    average, so fractions of a byte are kept (``0.76KiB`` is 778.24). Otherwise, the function
-    accepts the same texts as `parse_size`."""
+    average, so fractions of a byte are kept (``0.76KiB`` is 778.24). Otherwise accepts the same
+    texts as `parse_size`."""
     return float(_parsed(amount, amount, "size")[0])
 
 
@@ -58,11 +58,10 @@ def parse_rate(rate: str) -> float:
 
 
 def _parsed(text: str, written: str, what: str) -> tuple[Fraction, int]:
-    """Returns the exact number of bytes that `text` means, and the number of bytes in the text's
-    unit.
+    """Returns the exact number of bytes that `text` means, and the number of bytes in its unit.
 
-    written : the complete text that the user has written, which error messages quote; `text` may be
-        a part of it
+    written : the complete text that the user has written, for error messages; `text` may be a part
+        of it
     what : "size" or "rate", for error messages
     """
     found = _SIZE.fullmatch(text.strip())
