@@ -13,8 +13,8 @@ _KERNEL_FILE_SYSTEMS = frozenset(
 
 
 def is_inside(inner: Path, outer: Path) -> bool:
-    """Whether `inner` is below the directory `outer`. The comparison is by device and inode, not by
-    path, because a bind mount gives a directory several paths. Returns False if `outer` cannot be
+    """Whether `inner` is below the directory `outer`. The comparison uses the device and the inode,
+    because a bind mount gives a directory several paths. Returns False if `outer` cannot be
     examined."""
     try:
         place = os.stat(outer)  # call stat only once, because `outer` may be on a slow source
@@ -67,10 +67,10 @@ def _mount(directory: Path) -> tuple[str, frozenset[str]]:
     """The type and the mount options of the file system that holds `directory`; both are empty if
     the file system is not known.
 
-    Python has no statfs(2), so this function searches the kernel's table of mounts for the
-    directory's device number. The table includes bind mounts, but lacks the device numbers of btrfs
-    subvolumes. For a directory in such a subvolume, both results are empty. The callers then
-    conclude that the directory is not in memory, which is correct.
+    Python has no statfs(2). So this function looks for the directory's device number in the
+    kernel's table of mounts. The table lacks the device numbers of btrfs subvolumes, so both
+    results are empty for a directory in a subvolume. The callers then conclude that the directory
+    is not in memory, which is correct.
     """
     device = os.stat(directory).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"

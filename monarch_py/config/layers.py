@@ -1,8 +1,8 @@
 """The layers of a configuration: the site's file, the user's file, the environment, the command
 line.
 
-The value of a key comes from the last layer that has the key. The keys of an inner mapping, such as
-`source_limits`, may come from different layers. A list, such as `sources` or `hierarchy`, comes
+The value of a key comes from the last layer that sets the key. The keys of an inner mapping, such
+as `source_limits`, may come from different layers. A list, such as `sources` or `hierarchy`, comes
 entirely from one layer.
 """
 
@@ -37,7 +37,7 @@ class Layer:
 
     name : "site", "user", "environment" or "command line"
     given : name of a field of Config -> its value in this layer
-    top : the position of the layer's root, for error messages
+    top : the position of the layer's outermost mapping, for error messages
     """
 
     name: str
@@ -50,10 +50,10 @@ class Layers:
     """All layers of a configuration, the lowest first, and their merged values.
 
     given : name of a field of Config -> its merged value
-    top : the position of the root, for error messages. The position's document has no text, but
-        records where each key and each item of `given` is written
-    file : the file that identifies the daemon's session. It is the user's file, but the site's file
-        in two cases: there is no user's file, or only the site's file has tiers
+    top : the position of the outermost mapping, for error messages. The position's document has no
+        text, but records where each key and each list item of `given` is written
+    file : the file that identifies the daemon's session. It is the user's file. If there is no
+        user's file, or if only the site's file has tiers, it is the site's file
     """
 
     layers: tuple[Layer, ...]
@@ -103,15 +103,16 @@ def site_file() -> Path | None:
 
 
 def default_file() -> Path | None:
-    """Returns the configuration file to use if the command line names none: the file that
-    MONARCH_CONFIG names, or else the site's file; None if there is neither."""
+    """Returns the file that MONARCH_CONFIG names, or else the site's file; None if there is
+    neither. Call this function if the command line names no configuration."""
     named = os.environ.get(USER)
     return Path(named) if named else site_file()
 
 
 def read_layers(path: Path, sources: Sequence[Path] = ()) -> Layers:
-    """Reads all layers of the configuration at `path`, which is the user's file or the site's.
+    """Reads all layers of a configuration.
 
+    path : the user's file, or the site's file
     sources : the datasets that the command line names
 
     Raises ConfigError if a file cannot be read, or if a key or a value does not fit.
@@ -173,8 +174,8 @@ def _sources_layer(name: str, where: str, paths: Sequence[str]) -> Layer:
 
 
 def _take_source_from_hierarchy(given: dict[str, Any], top: Spot) -> None:
-    """If the last level of the hierarchy has no quota, makes it the source instead of a tier. In
-    configurations of the original Monarch, the last level is the dataset itself."""
+    """If the last level of the hierarchy has no quota, makes this level the source instead of a
+    tier. In configurations of the original Monarch, the last level is the dataset."""
     tiers = given.get("tiers", ())
     level = top.of("hierarchy").of(len(tiers) - 1)
     if not tiers or "max_storage_quota" in level:
@@ -195,8 +196,8 @@ def _take_source_from_hierarchy(given: dict[str, Any], top: Spot) -> None:
 
 
 def _warn_of_block_size(tier: TierConfig, level: Spot) -> None:
-    """Warns if a level sets its own block size, as was possible in the original Monarch. The value
-    is ignored, because the checksums need one block size for all copies."""
+    """Warns if a level sets its own block size, as in configurations of the original Monarch. The
+    value is ignored, because checksums need the same block size for all copies."""
     if tier.level_block_bytes:
         level.of("block_size").warn(
             "ignored: all copies are made in blocks of one size; write block_size at the top"
@@ -223,11 +224,11 @@ def _together(layers: Sequence[Layer]) -> Layers:
 def _lay_over(
     given: dict[str, Any], spots: dict[KeyPath, Spot], layer: Layer, name: str, attribute: str
 ) -> None:
-    """Puts the value of the key `name` in `layer` into `given`, in place of the value from lower
-    layers. Of an inner mapping, only the keys that `layer` has are replaced.
+    """Replaces the value of the key `name` in `given` by the value in `layer`. If the value is an
+    inner mapping, replaces only the inner keys that `layer` sets.
 
-    spots : where each value of `given` is written; this function updates `spots` too
-    attribute : the field of Config for the key
+    spots : where each value of `given` is written; the entries of this key are replaced too
+    attribute : the name of the field of Config for this key
     """
     value, below = layer.given[attribute], given.get(attribute)
     ours = {
@@ -253,12 +254,12 @@ def _as_described(
     spots: dict[KeyPath, Spot],
     ours: dict[KeyPath, Spot],
 ) -> tuple[SourceConfig, ...]:
-    """Returns the datasets that a layer names. If the layer gives only a dataset's path, and a
-    lower layer has an entry with this path, the lower layer's entry is returned. The positions of
-    its keys are added to `ours`.
+    """Returns the datasets of a layer. The layer may give only the path of a dataset that a lower
+    layer describes. If so, returns the lower layer's entry. Then also adds the positions of this
+    entry's keys to `ours`, so that error messages can say where the keys are written.
 
-    named, ours : the datasets of the layer, and the positions of the layer's keys
-    below, spots : the datasets of the lower layers, and the positions of the lower layers' keys
+    named, ours : the layer's datasets, and where the layer's keys are written
+    below, spots : the lower layers' datasets, and where the lower layers' keys are written
     """
     known = {source.path: (number, source) for number, source in enumerate(below)}
     found = []

@@ -23,8 +23,8 @@ def within_limits(config: Config, top: Spot) -> Config:
 
 
 def lowered(config: Config, top: Spot) -> Config:
-    """Returns the configuration with the site's limits in place of the defaults that exceed them.
-    Raises ConfigError if a value that a layer sets exceeds its limit. Quotas are not checked."""
+    """Returns `config`, with each default that exceeds the site's limit replaced by the limit.
+    Raises ConfigError if a layer sets a value that exceeds the limit. Does not check the quotas."""
     limits, asked = config.limits, config.source_limits
     at = top.of("source_limits")
     threads = _least(top, "shared_tpool_size", config.copy_threads, limits.copy_threads)
@@ -43,8 +43,8 @@ def lowered(config: Config, top: Spot) -> Config:
 def _least(
     at: Spot, key: str, value: int | None, most: int | None, tell: Callable[[int], str] = str
 ) -> int | None:
-    """Returns the value of a key if it is within the site's limit. If a default exceeds the limit,
-    returns the limit. If a value that a layer sets exceeds the limit, raises ConfigError.
+    """Returns the value of a key. If a default exceeds the site's limit, returns the limit instead.
+    Raises ConfigError if a layer sets a value that exceeds the limit.
 
     at : the position of the mapping to which the key belongs
     value : the key's value; None for no limit
@@ -85,9 +85,9 @@ def _check_quotas(config: Config, top: Spot) -> None:
 
 
 def _shares(mount_point: Path, directory: Path) -> bool:
-    """Whether the quota limit of a directory applies to a tier. The limit applies to all tiers on
-    the directory's file system, and to all tiers below the directory. A tier below the directory
-    may be on another file system, such as a ZFS dataset."""
+    """Whether the quota limit of `directory` applies to a tier. The limit applies to tiers below
+    the directory and to tiers on the directory's file system. A tier below the directory may be on
+    another file system, such as a ZFS dataset."""
     if Path(os.path.realpath(mount_point)).is_relative_to(os.path.realpath(directory)):
         return True
     device = _device(directory)

@@ -1,8 +1,7 @@
 """Reads the layers of a configuration into a checked Config.
 
-schema.py declares the keys and their values. This module checks that the values fit together, and
-that the file systems can hold the tiers. So a configuration that cannot work is refused before a
-job starts.
+This module checks whether the values fit together, and whether the file systems can hold the tiers.
+So a configuration that cannot work is refused before a job starts.
 """
 
 import os
@@ -32,8 +31,8 @@ from monarch_py.util.units import GIB, MIB, TIB, format_size
 from monarch_py.yaml_files.keys import missing
 from monarch_py.yaml_files.nodes import Spot
 
-# The hint for a missing dataset. The hint does not suggest creating the directory: an empty
-# directory would hide that the dataset's file system is not mounted.
+# The hint for a missing dataset. It does not suggest creating the directory: an empty directory
+# would hide that the dataset's file system is not mounted.
 SOURCE_HINT = "correct the path; is the file system mounted here?"
 TIER_HINT = "create the directory or correct the path"
 
@@ -44,16 +43,16 @@ _Place = tuple[Path, Spot]
 def load_config(
     path: str | os.PathLike[str], *, with_sources: bool = True, sources: Sequence[Path] = ()
 ) -> Config:
-    """Reads and checks the configuration at `path`, which is the user's file or the site's. The
-    other layers of the configuration are added to it (`layers.read_layers`).
+    """Reads and checks all layers of a configuration.
 
-    with_sources : False if the caller needs only the tiers. Then no source is examined: sources may
-        be missing, and their file systems may hang. Each source's `real_path` is then set to its
+    path : the user's file, or the site's file
+    with_sources : False if the caller needs only the tiers. Then no source is examined, so sources
+        may be missing, and their file systems may hang. Each source's `real_path` is then its
         `path`
     sources : the datasets that the command line names
 
-    Raises ConfigError if a file cannot be read or the configuration cannot work on this machine.
-    The error's message is one sentence of the form ``FILE:LINE: key: what is wrong; the hint``.
+    Raises ConfigError if a file cannot be read, or if the configuration cannot work on this
+    machine. The message is one sentence: ``FILE:LINE: key: what is wrong; the hint``.
     """
     layers = read_layers(Path(path), sources)
     top = layers.top
@@ -135,7 +134,7 @@ def _check_packs(packs: Sequence[_Place]) -> None:
 
 def _refuse_hanging(places: Sequence[_Place]) -> None:
     """Raises ConfigError if the file system of one of the `places` hangs. Call this function before
-    any other access to the places, because that access would hang too."""
+    any other access to these places. Otherwise that access would hang."""
     spots = dict(places)
     for path in hanging(list(spots)):
         raise spots[path].error(
@@ -208,8 +207,7 @@ def _tier(tier: TierConfig, level: Spot, config: Config) -> TierConfig:
 
 def _staging(config: Config, top: Spot) -> TierConfig | None:
     """Checks and returns the staging area; None if the configuration has none. The staging area
-    counts as a tier for the limit MAX_TIERS, because it has a tier's number: the one after the last
-    tier's."""
+    counts as one of the MAX_TIERS tiers, because it gets the number after the last tier's."""
     area, spot = config.staging_area, top.of("staging")
     if area is None:
         return None
@@ -266,8 +264,8 @@ def _check_quota(tier: TierConfig, level: Spot) -> None:
 
 
 def _at_most(n_bytes: int) -> str:
-    """Returns `n_bytes` as text, rounded down so that it is easy to read. The unit is the largest
-    of TiB, GiB and MiB in which the number is at least 10. Sizes below 10 MiB are in bytes."""
+    """Returns `n_bytes` as text, rounded down to a whole number. The unit is the largest of TiB,
+    GiB and MiB for which this number is at least 10. Sizes below 10 MiB are in bytes."""
     for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB")):
         if n_bytes >= 10 * unit:
             return f"{n_bytes // unit}{name}"
@@ -319,11 +317,11 @@ def _check_places(
 ) -> None:
     """Raises ConfigError in three cases: if a path is not a directory; if two tiers have the same
     directory; if a source overlaps with another source, a tier or the staging area. Two directories
-    overlap if they are the same, or if one contains the other. The staging area may have the same
-    mount point as a tier, because staged copies lie in a directory of their own.
+    overlap if they are the same, or if one contains the other. A tier and the staging area may have
+    the same mount point, because staged copies lie in a directory of their own.
 
-    Call this function before the other checks of a tier. A user may have named a source as a tier,
-    and the other checks would advise the user to make the source writable.
+    Call this function before the other checks of a tier. If a user has named a source as a tier,
+    those checks would advise the user to make the source writable.
     """
     for path, spot in sources:
         _check_directory(path, spot, SOURCE_HINT)
@@ -360,8 +358,7 @@ def _refuse_inside(inner: _Place, outer: _Place, what: str, hint: str) -> None:
 
 
 def _where(spot: Spot, seen_from: Spot) -> str:
-    """Returns the position `spot` as text, for a message about the position `seen_from`. If both
-    positions are in the same file, the text names only the line. Otherwise the text also names the
-    document."""
+    """Returns the position `spot` as text, for a message about the position `seen_from`. The text
+    names the line. If the two positions are in different files, it names the file too."""
     is_same = spot.line and spot.document is seen_from.document
     return f"line {spot.line}" if is_same else str(replace(spot, key=""))

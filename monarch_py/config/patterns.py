@@ -1,10 +1,9 @@
 """Selects files of a source by comparing their paths with globs.
 
 The globs of one list are compiled into one regular expression, which is used for many paths. In a
-plain translation, each star would try all lengths: matching `*a*a*a*b` with one long name would
-keep the scan busy for hours. Here each star, except the last, takes as few characters as possible,
-and no other length is tried. A longer star cannot help, because it leaves less of the name for the
-rest of the glob. `fnmatch.translate` does the same for names without directories.
+plain translation, each star would try all lengths: `*a*a*a*b` would take hours for one long name.
+Here each star, except the last, takes as few characters as possible, and no other length is tried.
+No match is missed, because a longer star only leaves less of the name for the rest of the glob.
 """
 
 import re
@@ -27,14 +26,14 @@ class PathFilter:
     """Selects paths relative to a source.
 
     A path is selected if a glob of `include` matches it and no glob of `exclude` matches it. An
-    empty `include` selects every path. A glob with a slash is compared with the complete relative
-    path. A glob without a slash is compared with the base name. ``*`` and ``?`` do not match a
-    slash. ``**`` matches slashes too. ``**/`` matches any number of directories, or none. ``[a-z]``
-    and ``[!a-z]`` match one character. A backslash makes the next character literal. Names that
-    begin with a dot are not special.
+    empty `include` selects every path. A glob with a slash is compared with the whole relative
+    path, and a glob without a slash with the base name. ``*`` and ``?`` do not match a slash.
+    ``**`` matches slashes too. ``**/`` matches any number of directories, or none. ``[a-z]`` and
+    ``[!a-z]`` match one character. A backslash makes the next character literal. Names that begin
+    with a dot are not special.
 
-    The constructor raises ValueError, with one sentence, for a glob that cannot be parsed or can
-    never match.
+    The constructor raises ValueError if a glob cannot be parsed or can never match. The message is
+    one sentence.
     """
 
     __slots__ = ("_exclude", "_include")
@@ -75,9 +74,9 @@ def _expression(parts: Iterator[str], numbers: Iterator[int]) -> str:
 
     parts : the glob's steps, as `_parts` yields them
     """
-    # The glob is divided into blocks. A new block begins at each `**` and at each `**/`. A block is
-    # a list of pairs. Each pair consists of a star and the text between this star and the next one.
-    # The first pair of the first block has an empty star.
+    # Each `**` and each `**/` of the glob begins a new block. A block is a list of pairs. A pair is
+    # a star and the expression of the text up to the next star. The first pair has an empty star,
+    # for the text before the first star.
     blocks = [[("", "")]]
     for part in parts:
         if part in (_DEEP, _DIRECTORIES):
@@ -104,8 +103,8 @@ def _block(block: list[tuple[str, str]], numbers: Iterator[int], *, is_last: boo
 
 def _earliest(text: str, numbers: Iterator[int]) -> str:
     """Returns an atomic group of `text`: after the group's first match, no other match of the group
-    is tried. The group is written as a look-ahead, because Python before 3.11 has no atomic
-    groups."""
+    is tried. Python before 3.11 has no atomic groups. So the group is written as a look-ahead and a
+    back-reference."""
     name = f"g{next(numbers)}"
     return f"(?=(?P<{name}>{text}))(?P={name})"
 

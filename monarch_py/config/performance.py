@@ -13,7 +13,7 @@ from monarch_py.yaml_files.values import Rate
 
 @dataclass(frozen=True, slots=True)
 class Performance:
-    """The rates of one node, with all its threads together [bytes/s]. An unknown rate is None.
+    """Rates of one node, with all its threads together [bytes/s]; None if a rate is not known.
 
     source : the rate at which the node reads the sources
     link : the rate of the node's link to other nodes

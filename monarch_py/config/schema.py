@@ -1,7 +1,7 @@
 """The keys of a configuration, and the objects of a checked configuration.
 
 Each class has two purposes. Its fields declare the keys of a YAML mapping (see yaml_files/keys.py).
-Its objects are parts of a checked configuration. The name of a field with a unit ends with the
+Its objects are parts of a checked configuration. If a field has a unit, its name ends with the
 unit.
 """
 
@@ -74,7 +74,7 @@ def _block_size(text: str) -> int:
 
 def _address(text: str) -> str:
     """Returns `text` if it is a numeric IP address; otherwise raises ValueError. Host names are
-    refused, because resolving one may take arbitrarily long and may return any address."""
+    refused, because to resolve a name may take long and may give any address."""
     if "%" in text:
         raise ValueError(f"{text!r} contains an interface name, which only this node knows")
     ip_address(text)

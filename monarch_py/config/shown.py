@@ -21,7 +21,7 @@ GROUPS = {name: group for group, keys in Config.GROUPS.items() for name in decla
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """The value of a key, and the layer from which it comes.
+    """The value of a key, and where the value comes from.
 
     layer : "site", "user", "environment", "command line" or "default"
     place : where the value is set: a file and a line, a variable, or an option; "" for a default
@@ -34,8 +34,8 @@ class Value:
 
 
 def values(layers: Layers) -> Iterator[Value]:
-    """Yields the values of all keys. Each value in an inner mapping or a list is yielded
-    separately. Keys of sources and tiers are yielded only if a layer sets them."""
+    """Yields the values of all keys, and of each item in an inner mapping or a list. The keys of
+    sources and tiers are yielded only if a layer sets them."""
     config = lowered(Config(**layers.given, file=layers.file), layers.top)
     for name, each in all_declared(Config).items():
         key = f"{GROUPS[name]}.{name}" if name in GROUPS else name
@@ -67,8 +67,8 @@ def _values(
 
 
 def _limit(layers: Layers, key_path: KeyPath, value: Any, each: Declared) -> Spot | None:
-    """If the default of a key was lowered to the site's limit, returns the position of the limit.
-    Otherwise returns None. Call this function only for keys that no layer sets."""
+    """Returns the position of the site's limit if a key's default was lowered to this limit;
+    otherwise None. Call this function only for keys that no layer sets."""
     is_lowered = value != each.field.default and value not in (None, MISSING, (), {})
     return layers.top.document.spots.get(("limits", key_path[-1])) if is_lowered else None
 

@@ -44,9 +44,8 @@ IMAGES_PER_NPY = 40
 # only about 50 MiB of memory.
 IMAGES_PER_STEP = 160
 
-# The modification time of all files: 2020-09-13. It is far in the past, so that no file seems to
-# have been written recently. It is always the same, so that two datasets of equal seed and size
-# also have equal attributes.
+# The modification time of all files: 2020-09-13. It is far in the past, so that no file seems
+# freshly written. It is fixed, so that equal datasets also have equal attributes.
 MTIME_NS = 1_600_000_000 * 10**9
 
 
@@ -92,7 +91,7 @@ def _images(
         step = min(IMAGES_PER_STEP, n - start)
         labels = random.integers(0, N_CLASSES, step, dtype=np.uint8)
         # In each cell, the noise is seven times as strong as the pattern. So a single cell does not
-        # show an image's class, but all 396 cells together do.
+        # show an image's class, but all cells together do.
         cells = 96 + 4 * patterns[labels] + 28 * random.normal(size=(step, *CELLS_SHAPE))
         coarse = np.clip(cells, 0, 191).astype(np.uint8)
         pixels = coarse.repeat(CELL, axis=1).repeat(CELL, axis=2)

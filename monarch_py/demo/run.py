@@ -40,9 +40,9 @@ DISK_QUOTA_BYTES = 1 * GIB
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
-# A Python program that runs the command `monarch` of this package. The program's first argument is
-# PACKAGE_PARENT, which replaces the working directory in sys.path[0]. Otherwise a `monarch_py` in
-# the working directory, for example a checkout's, would be imported instead of this package.
+# A Python program that runs the command `monarch` of this package. Its first argument must be
+# PACKAGE_PARENT, which replaces the working directory in sys.path[0]. Otherwise the program would
+# import a `monarch_py` in the working directory instead of this package.
 RUN_MONARCH = (
     "import sys; sys.path[0] = sys.argv.pop(1); from monarch_py.__main__ import main; main()"
 )
@@ -58,7 +58,7 @@ class Epoch:
 
     n_operations, n_bytes : the operations and bytes that reached the source; None if they are not
         counted
-    result : the numbers that must not depend on whether Monarch is used
+    result : the numbers that must be the same with and without Monarch
     """
 
     seconds: float
@@ -68,8 +68,8 @@ class Epoch:
 
 
 def run_demo(console: Console, *, size_bytes: int, workdir: Path | None, keep: bool) -> int:
-    """Creates a dataset of `size_bytes`, trains once without and once with Monarch, and prints the
-    comparison on `console`.
+    """Creates a dataset of `size_bytes`, trains on it without and with Monarch, and prints the
+    comparison.
 
     All files except the copies in memory are written below `workdir`, by default the directory for
     temporary files. The file system of `workdir` must have two and a half times `size_bytes` free.
@@ -106,10 +106,10 @@ def run_demo(console: Console, *, size_bytes: int, workdir: Path | None, keep: b
 
 @contextmanager
 def _workdir(workdir: Path | None, size_bytes: int, keep: bool) -> Iterator[Path]:
-    """Creates a directory for the demo's files, and removes it at the end unless `keep` is set.
+    """Creates a directory for the demo's files. Removes it at the end, unless `keep` is set.
 
-    workdir : the parent of the new directory; it is created if necessary. None stands for the
-        directory for temporary files
+    workdir : the parent of the new directory, created if necessary; None for the directory for
+        temporary files
     """
     try:
         if workdir is not None:
@@ -150,8 +150,8 @@ def _slow_source(console: Console) -> Path | None:
 def _train(
     directory: Path, path: Path, binary: Path | None, name: str, prefix: list[str]
 ) -> list[Epoch]:
-    """Runs the training script once, and returns the epochs of the run. The slow source is mounted
-    anew, so that the kernel has cached none of its files at the start.
+    """Runs the training script once, and returns the epochs of the run. Mounts the slow source anew
+    for each run, so that the kernel has cached none of its files at the start.
 
     path : the directory in which the training script finds the dataset
     name : the name of the run; the names of the run's files in `directory` contain it
@@ -175,7 +175,8 @@ def _train(
 def _run_in_lockstep(
     command: list[str], source: SlowSource | None, log: Path
 ) -> list[dict[str, int]]:
-    """Runs a training command. Returns the counts of `source` at the start and after each epoch.
+    """Runs a training command. Returns the counts of `source`, once for the start and once for the
+    end of each epoch.
 
     At the end of each epoch, the training script waits until this function tells it to continue. So
     the counts of an epoch include no operation of the next epoch. Raises MonarchError if the script
@@ -287,7 +288,7 @@ def _tier(directory: Path, quota_bytes: int, kind: str) -> dict[str, Any]:
 def _table(without: list[Epoch], gained: list[Epoch], *, is_plain: bool) -> Table:
     """Returns the table that compares the two training runs.
 
-    is_plain : whether the output goes to a file or a pipe; if so, no box is drawn around the table
+    is_plain : whether the output goes to a file or a pipe; if so, the table gets no box
     """
     counted = all(epoch.n_bytes is not None for epoch in [*without, *gained])
     of_source = ", and its load on the source" if counted else ""

@@ -24,8 +24,8 @@ from typing import IO
 from monarch_py.errors import MonarchError
 from monarch_py.util.processes import end
 
-# This module and the program `slowsource` share a control file. Two of its words identify it: the
-# text "SLOWSRC1" as a little-endian number, and the version of the file's layout.
+# Two words of the control file, which this module and the program `slowsource` share: the text
+# "SLOWSRC1" as a little-endian number, and the version of the file's layout.
 CONTROL_MAGIC = 0x31435253574F4C53
 CONTROL_VERSION = 1
 
@@ -49,11 +49,10 @@ def find_slowsource() -> Path | None:
 
 
 def why_unavailable(binary: Path | None = None) -> str | None:
-    """Returns a sentence that says why FUSE cannot be used here, with a hint; None if FUSE can be
-    used.
+    """Says in one sentence why FUSE cannot be used here, with a hint; None if FUSE can be used.
 
-    The function tries to mount a slow source, because many containers have /dev/fuse but are not
-    allowed to use it.
+    Tries to mount a slow source, because many containers have /dev/fuse but are not allowed to use
+    it.
 
     binary : the program; by default the result of `find_slowsource`
     """
@@ -88,15 +87,15 @@ class SlowSource:
         keep_pages : the kernel keeps a file's cached pages across opens
         direct : the kernel caches no pages at all
         attr_timeout : how long the kernel caches names and attributes [s]
-        link : a file, which is created if it is missing. Slow sources with the same file share one
-            network link, like clients of one server. The rate must be set for each of them
+        link : a file, created if it is missing. Slow sources with the same file share one network
+            link, like clients of one server. Set the rate of each of them
         flush : each close of a file descriptor waits for the source, and is counted as an fsync
 
     process : the process that serves the mount; None outside the `with` block
 
-    Entering and leaving the block raise SlowSourceError if they fail. Leaving the block detaches
-    the mount and ends the program, even after an error, or while files are still open. The program
-    also unmounts and ends if this process is killed.
+    If mounting or unmounting fails, SlowSourceError is raised. The end of the block detaches the
+    mount and ends the program, even after an error or while files are open. If this process is
+    killed, the program unmounts and ends too.
     """
 
     def __init__(
@@ -142,8 +141,8 @@ class SlowSource:
         """Returns the counts since the start or the last `reset`: the number of operations by kind,
         and ``bytes_read`` and ``bytes_written`` [bytes].
 
-        Two things are not counted as operations: FUSE_FORGET messages, by which the kernel reports
-        that it has dropped an inode, and requests that the kernel answers from its own caches.
+        Requests that the kernel answers from its own caches are not counted. FUSE_FORGET messages,
+        by which the kernel says that it has dropped an inode, are not counted either.
         """
         control = self._mapped()
         counts = {kind: control[f"count.{kind}"] for kind in control.kinds}
@@ -255,8 +254,8 @@ class SlowSource:
 
 
 class _Control:
-    """The control file, mapped into memory. Through this file, this process sets the rate and the
-    latencies, and reads the counts. `control[name]` is the 8-byte word with this name.
+    """The control file, mapped into memory: this process writes the rate and the latencies, and
+    reads the counts. `control[name]` is the 8-byte word with this name.
 
     offsets : name of a word -> the word's offset [bytes], as `_layout` returns them
     """
@@ -265,8 +264,7 @@ class _Control:
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
         # This view writes all 8 bytes of a word at once. struct.pack_into(..., "<Q") would write
-        # byte by byte, and the program, which reads the words at the same time, could see half a
-        # number.
+        # byte by byte, and the program `slowsource` could then read half a number.
         self._words = memoryview(self._map).cast("Q")
         self.offsets = offsets
         self.kinds = tuple(n.partition(".")[2] for n in offsets if n.startswith("count."))
@@ -318,8 +316,8 @@ def _may_allow_others() -> bool:
 
 
 def _is_mounted(mountpoint: Path) -> bool:
-    """Whether the kernel's table of mounts contains the mount. The mount point itself is not
-    examined, because a system call on it hangs if the program `slowsource` hangs."""
+    """Whether the kernel's table of mounts contains the mount point. The mount point itself is not
+    examined, because that hangs if the program `slowsource` hangs."""
     escaped = str(mountpoint).translate({ord(each): f"\\{ord(each):03o}" for each in " \t\n\\"})
     table = os.fsdecode(Path("/proc/self/mounts").read_bytes())
     return f"\nslowsource {escaped} " in f"\n{table}"

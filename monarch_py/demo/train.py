@@ -3,17 +3,16 @@
     python train.py DATASET --json FILE [--epochs 3] [--seed 0] [--lockstep]
 
 In each epoch the script reads every image in the three directories of the dataset. The seed and the
-epoch determine the order of the files. Each file is read from its beginning to its end. The results
-of the training depend only on the dataset and the seed, not on the storage.
+epoch determine the order of the files. The results depend only on the dataset and the seed, not on
+the storage.
 
-The script writes ``{"epochs": [...]}`` to FILE. Each element of the list describes one epoch: its
-number (`epoch`), its duration (`seconds`), the mean `loss` [nat], the `accuracy`, the number of
-`samples`, and the `crc32` of all labels and pixels in the order in which they were read. The
-accuracy on each batch is measured before the training step with this batch.
+The script writes ``{"epochs": [...]}`` to FILE. Each element describes one epoch: its number
+(`epoch`), its duration (`seconds`), the mean `loss` [nat], the `accuracy`, the number of `samples`,
+and the `crc32` of all labels and pixels in the order in which they were read. The accuracy on a
+batch is measured before the training step with this batch.
 
-With --lockstep the script prints "end of epoch N" after each epoch. Then it waits for a line on
-standard input, or for the end of standard input. Meanwhile, the caller can read the counters of the
-source.
+With --lockstep the script prints "end of epoch N" after each epoch. Then it waits for a line or the
+end of standard input. Meanwhile, the caller can read the counters of the source.
 """
 
 import argparse
@@ -83,9 +82,9 @@ def find_files(dataset: Path) -> list[Reader]:
 
 
 def features(image: Bytes) -> Floats:
-    """Returns an image's features, (397,). There is one feature for each cell and colour: the mean
-    of the colour in the cell, scaled to about -1 to 1. To save time, the mean is taken over every
-    fourth pixel of every fourth row of the cell. The last feature is 1, for the bias.
+    """Returns the 397 features of an image. There is one feature for each cell and colour: the
+    colour's mean in the cell, scaled to about -1 to 1. To save time, only every fourth pixel of
+    every fourth row is used. The last feature is 1, for the bias.
 
     image : uint8 of the shape SHAPE
     """
@@ -100,8 +99,7 @@ def step(weights: Floats, labels: NDArray[np.int64], x: Floats) -> tuple[float, 
 
     weights : (features, classes);  labels : (batch,);  x : (batch, features)
 
-    Returns the sum of the losses [nat] and the number of correct predictions in the batch, both
-    before the step.
+    Returns the sum of the losses [nat] and the number of correct predictions, both before the step.
     """
     scores = x @ weights
     scores -= scores.max(axis=1, keepdims=True)

@@ -31,13 +31,13 @@ def index_path(pack: Path) -> Path:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackIndex:
-    """The files of the packed directory that a tar contains, in the tar's order.
+    """The files in a pack, in the tar's order.
 
     pack_bytes, pack_mtime_ns : size and modification time of the indexed tar
     pool : uint8, the files' paths relative to the packed directory, separated by NULs
     hashes : (members,) uint64, XXH3-64 of the paths
-    offsets, sizes : (members,) int64, the position in the tar at which the content of each file
-        begins, and the size of the file [bytes]
+    offsets, sizes : (members,) int64, where the content of each file begins in the tar, and the
+        size of the file [bytes]
     mtimes_ns : (members,) int64, the files' modification times [ns]
     """
 
@@ -51,8 +51,8 @@ class PackIndex:
 
     @classmethod
     def of(cls, tar: os.stat_result, members: Sequence[tuple[str, int, int, int]]) -> "PackIndex":
-        """Returns the index of a tar. If several members have the same name, only the last one is
-        indexed, because tar extracts the last one.
+        """Returns the index of a tar. If members have the same name, only the last one is indexed,
+        because tar extracts the last one.
 
         tar : the tar's attributes;  members : (name, offset, size, mtime_ns) of each member
         """
@@ -92,8 +92,8 @@ class PackIndex:
 
     @classmethod
     def load(cls, pack: Path) -> "PackIndex":
-        """Reads the index next to a tar. Raises ConfigError if the index is missing, damaged, or
-        made for another version of the tar; the message names the file and the remedy."""
+        """Reads the index next to a tar. Raises ConfigError, with the remedy, if the index is
+        missing, damaged, or made for another version of the tar."""
         path = index_path(pack)
         try:
             found = cls._from_arrays(load_arrays(path))

@@ -18,12 +18,12 @@ from typing import Any, BinaryIO, TypeVar, cast
 from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.packs.index import PackIndex
 
-# THREADS: the number of files that are read or examined in parallel. The number is large, because a
-# remote source has a high latency. AHEAD: the largest number of files that wait for a thread, are
-# being read, or wait to be written to the tar.
+# THREADS: how many files are read or examined in parallel. The number is large, because a remote
+# source has a high latency. AHEAD: how many files, at most, wait for a thread, are being read, or
+# wait to be written to the tar.
 THREADS, AHEAD = 32, 64
-# Files up to this size [bytes] are read completely before they are written to the tar, so that a
-# file that changes during the read can be read again.
+# Files up to this size [bytes] are read completely before they are written to the tar. So a file
+# that changes during the read can be read again.
 SMALL_BYTES = 1 << 20
 # The size of the buffer for reading and writing tars [bytes]. The headers of small members are
 # close together, so one read returns many headers.
@@ -46,8 +46,8 @@ class Packed:
 
     index : the index that was written
     files : how many files of the directory, or members of an existing tar, were examined
-    changed : the names of the files that are not in the index: they changed during the call, or the
-        directory and the tar contain different versions of them
+    changed : the names of files that are not in the index: a file changed during the call, or the
+        directory and the tar contain different versions of it
     """
 
     index: PackIndex
@@ -111,8 +111,8 @@ def _each(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
 class _Read:
     """A file that was read.
 
-    content : the file's content; None if the file is large or not regular. A large file is read
-        later, in pieces, while it is written to the tar
+    content : the file's content; None if the file is not regular, or if it is large. A large file
+        is read later, in pieces, while it is written to the tar
     is_whole : whether the file was the same before and after the read
     """
 
@@ -127,12 +127,13 @@ def _version(found: os.stat_result) -> tuple[int, ...]:
 
 
 def _young_s(found: os.stat_result) -> float:
-    """A file that has just changed may change again and still have the same modification time.
-    Returns how long to wait [s] until this cannot happen any more; 0 if no wait is needed."""
+    """Returns how long to wait [s] until every further change of the file will alter its
+    modification time; 0 if no wait is needed. Two changes in quick succession may leave the same
+    time."""
     left_s = found.st_mtime_ns / SECOND_NS + TIME_STEP_S - time.time()
-    # A modification time slightly in the future comes from a file server with a clock that is
-    # ahead. A time far in the future was set by a program. Such a time requires no wait, because
-    # every later change of the file replaces the time by the present one.
+    # A modification time slightly in the future comes from a file server whose clock is ahead. A
+    # time far in the future was set by a program. Such a time needs no wait, because every later
+    # change of the file replaces it by the present time.
     return left_s if 0 < left_s < 2 * TIME_STEP_S else 0.0
 
 
@@ -190,9 +191,9 @@ def _header(read: _Read, root: Path) -> tarfile.TarInfo:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """The file object from which tarfile reads while it writes the content to the tar. A read error
-    becomes a MonarchError that names the file. Otherwise the error would look like an error in
-    writing the tar."""
+    """The file object from which tarfile reads the content of a large file. A read error becomes a
+    MonarchError that names the file. Otherwise the error would look like an error in writing the
+    tar."""
 
     path: Path
     file: BinaryIO
@@ -219,7 +220,7 @@ def _write_large(tar: tarfile.TarFile, info: tarfile.TarInfo, path: Path, read: 
 
 
 def _closed(found: os.stat_result, group: int) -> int:
-    """Returns the permission bits that the tar must not have: with these bits, users who may not
+    """Returns the permission bits that the tar must not have. With these bits, users who may not
     read a packed file could read its content in the tar.
 
     found : the attributes of the packed file;  group : the tar's group
@@ -232,9 +233,9 @@ def _closed(found: os.stat_result, group: int) -> int:
 
 
 def _write(root: Path, stream: BinaryIO) -> tuple[list[Member], list[str]]:
-    """Writes all files below `root` into a tar. The tar is readable only for users who may read all
-    of these files. Returns the members, and the names of the files that are left out because they
-    changed during the call."""
+    """Writes all files below `root` into a tar. Only users who may read all of these files get
+    permission to read the tar. Returns the members, and the names of the files that are left out
+    because they changed during the call."""
     members, changed = [], []
     own = os.fstat(stream.fileno())
     mode = stat.S_IMODE(own.st_mode)
@@ -266,8 +267,7 @@ def _write(root: Path, stream: BinaryIO) -> tuple[list[Member], list[str]]:
 
 def write_pack(root: Path, output: Path) -> Packed:
     """Writes the files and symbolic links below `root` into the tar `output`, and writes the tar's
-    index next to it. An existing tar is replaced completely or not at all, and so is an existing
-    index.
+    index next to it. An existing tar or index is replaced completely or not at all.
 
     A small file that changes while it is packed is left out. Raises MonarchError if a large file
     changes while it is packed, or if a file cannot be read. Raises ConfigError if the output cannot
@@ -301,7 +301,7 @@ def write_pack(root: Path, output: Path) -> Packed:
 
 def _members(pack: Path) -> Iterator[tuple[tarfile.TarInfo, int | None]]:
     """Yields the files and hard links in a tar, each with its modification time [ns]. The time is
-    None if the tar stores the member's time only in whole seconds."""
+    None if the tar has it only in whole seconds."""
     try:
         with (
             open(pack, "rb", buffering=BUFFER_BYTES) as stream,
@@ -327,8 +327,8 @@ def _ns(seconds: str) -> int:
 
 
 def _same(root: Path, member: tuple[tarfile.TarInfo, int | None]) -> Member | None:
-    """Compares a member with the file of the same name below `root`. If sizes and modification
-    times are equal, returns the member with the file's exact time; otherwise returns None."""
+    """Compares a member with the file of the same name below `root`. If size and modification time
+    are equal, returns the member with the file's exact time; otherwise None."""
     info, mtime_ns = member
     name = os.path.normpath(info.name)
     if os.path.isabs(name) or name.startswith("../"):
@@ -347,12 +347,12 @@ def _same(root: Path, member: tuple[tarfile.TarInfo, int | None]) -> Member | No
 
 
 def index_pack(root: Path, pack: Path) -> Packed:
-    """Writes the index of an existing tar. The index lists only the members that have the size and
-    the modification time of the file with the same name below `root`. If the tar stores a member's
+    """Writes the index of an existing tar. The index lists a member only if its size and
+    modification time are those of the file with the same name below `root`. If the tar stores a
     time in whole seconds, only whole seconds are compared.
 
-    Raises MonarchError if `pack` is not an uncompressed tar or cannot be read, and ConfigError if
-    the tar changes during the call.
+    Raises MonarchError if `pack` is not an uncompressed tar or cannot be read. Raises ConfigError
+    if the tar changes during the call.
     """
     try:
         tar = os.stat(pack)

@@ -1,9 +1,9 @@
 """Reads a YAML mapping into a dataclass that declares its keys.
 
 Each field of a subclass of Keys declares a key. The field's type determines how the value is
-parsed. A `msgspec.Meta` in the type sets bounds. The field's default is used if the key is missing.
-A line ``name : meaning`` in the docstring of the class describes the key. Error messages, the JSON
-schema and the reference in docs/ are generated from these declarations.
+parsed, and a `msgspec.Meta` in the type sets bounds. If the key is missing, its value is the
+field's default. A line ``name : meaning`` in the docstring of the class describes the key. Error
+messages, the JSON schema and the reference in docs/ are generated from these declarations.
 """
 
 import re
@@ -160,8 +160,8 @@ def read_as(node: yaml.Node, spot: Spot, keys: type[K], **more: Any) -> K:
 
 def read_given(node: yaml.Node, spot: Spot, keys: type[Keys]) -> dict[str, Any]:
     """Reads the keys that the mapping at `node` has. Required keys may be missing. Returns a dict:
-    the name of the key's field in `keys` -> the key's value. Raises ConfigError if a key or a value
-    does not fit."""
+    name of a field of `keys` -> the key's value. Raises ConfigError if a key or a value does not
+    fit."""
     given: dict[str, Any] = {}
     _read_entries(node, spot, keys, keys, given)
     return given
@@ -202,16 +202,17 @@ def _read_entries(
     """Reads the keys of the mapping at `node` into `given`.
 
     whole : the class of the whole mapping
-    place : the class that declares the keys allowed at `node`. If `node` is a group (an inner
-        mapping), it is the group's class; otherwise it is `whole`
+    place : the class that declares the keys allowed at `node`. For a group (an inner mapping), this
+        is the group's class; otherwise it is `whole`
     """
     known = declared(place)
     use = "one of the keys " + ", ".join((*known, *place.GROUPS))
     if not isinstance(node, yaml.MappingNode):
         raise spot.unfit(node, f"write 'key: value' with {use}")
     names = {alias: each.name for each in known.values() for alias in each.key.aliases}
-    # An ignored key may be written both inside a wrapper and outside. The two keys get different
-    # key paths, so that the second one is not reported as a duplicate.
+    # An ignored key may be written both inside and outside of a wrapper (an inner mapping that has
+    # no meaning of its own). The two keys get different key paths. Otherwise the second one would
+    # be reported as a duplicate.
     names |= {name: f"{spot.key}.{name}" for name in place.IGNORED if spot.key}
     for written, here, value in _entries(node, spot, names):
         name = str(here.key_path[-1])
@@ -227,8 +228,7 @@ def _read_entries(
             given[known[name].field.name] = known[name].kind.parse(value, here)
         else:
             # `value` is an inner mapping: a group or a wrapper. Its keys are read as if they were
-            # directly in the mapping at `node`, so their key paths do not contain the inner
-            # mapping's name.
+            # directly in the mapping at `node`. So their key paths lack the inner mapping's name.
             inner = replace(here, key_path=spot.key_path)
             _read_entries(value, inner, whole, place.GROUPS.get(name, place), given)
 
@@ -307,8 +307,9 @@ def kind_of(annotation: Any, key: Key = DERIVED) -> Kind:
 
 
 def schema(keys: type[Keys]) -> dict[str, Any]:
-    """Returns the JSON schema of a mapping with these keys, for editors. Not in the schema are the
-    bounds of sizes, and which keys exclude each other. These are checked when the file is read."""
+    """Returns the JSON schema of a mapping with these keys, for editors. The schema lacks the
+    bounds of sizes, and does not say which keys exclude each other. These are checked when the file
+    is read."""
     known = declared(keys).values()
     properties: dict[str, Any] = {name: schema(group) for name, group in keys.GROUPS.items()}
     properties |= {name: {"$ref": "#"} for name in keys.WRAPPERS}

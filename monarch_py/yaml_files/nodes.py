@@ -10,7 +10,7 @@ from monarch_py.errors import ConfigError
 # The message with which PyYAML reports that a line lacks ": ".
 NO_COLON = "could not find expected ':'"
 # The size of the largest file that is read. Files that users write by hand are much smaller. If a
-# user names a large data file by mistake, the limit keeps its content out of memory.
+# user names a large data file by mistake, it is not loaded into memory.
 MAX_FILE_BYTES = 1 << 20
 # A message shows at most this many characters of a key or a value. A value may be as long as a
 # file.
@@ -42,9 +42,8 @@ class Document:
 class Spot:
     """The position of a value in a document.
 
-    line : the line in the file; 0 if the document is not a file but, for example, an environment
-        variable
-    key : the path to the position, as the user wrote it, such as ``hierarchy[0].prefix``. '' for
+    line : the line in the file; 0 if the document is not a file
+    key : the path to the position, as the user wrote it, such as ``hierarchy[0].prefix``; '' for
         the root
     key_path : the same path with the declared names of keys, such as
         ``("hierarchy", 0, "mount_point")``
@@ -78,8 +77,8 @@ class Spot:
         return (*self.key_path, name) in self.document.spots
 
     def of(self, step: str | int) -> "Spot":
-        """Returns the spot of a part of this spot's value: a mapping's key or a list's item. If the
-        key is missing, returns a spot with the key's name and the line of this spot."""
+        """Returns the spot of one key, or of one list item, in the value at this spot. If the key
+        is missing, returns a spot with the key's name and the line of this spot."""
         key_path = (*self.key_path, step)
         return self.document.spots.get(key_path) or replace(
             self, key=self._joined(str(step)), key_path=key_path
@@ -111,12 +110,13 @@ class Spot:
 def load_document(
     path: Path, kind: str, first_keys: str, otherwise: str = ""
 ) -> tuple[yaml.Node, Spot]:
-    """Returns the root node of the YAML file at `path`, and the node's spot. Raises ConfigError if
-    the file cannot be read, is not YAML or is empty.
+    """Returns the root node of the YAML file at `path`, and the node's spot.
 
     kind : the word for the file in error messages, such as "configuration"
     first_keys : the keys that a file must have, for the error about an empty file
     otherwise : a text at the end of each hint, for a user who cannot change the file; "" for none
+
+    Raises ConfigError if the file cannot be read, is not YAML or is empty.
     """
     document = Document(str(path), otherwise=otherwise)
     text = _read_text(document, kind)

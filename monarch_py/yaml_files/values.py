@@ -1,8 +1,8 @@
 """Kinds of single values: how to parse them, and how the reference and the JSON schema show them.
 
 A Kind reads the text of a scalar, whatever type YAML gives this scalar. So a number may be in
-quotes, as in configurations of the original Monarch. Numbers such as `1:30` and `1_000`, which YAML
-accepts, are refused.
+quotes, as in configurations of the original Monarch. Numbers such as `1:30` and `1_000` are
+refused, although YAML accepts them.
 """
 
 import os
@@ -65,9 +65,9 @@ def words(
 ) -> Kind:
     """Returns a kind whose values `parse` reads from text.
 
-    To refuse a text, `parse` raises ValueError. The first argument of this error is the problem
-    that the message describes. An optional second argument replaces `hint`. If the error has no
-    arguments, the message only says that the value cannot be this text.
+    To refuse a text, `parse` raises ValueError with one or two arguments: the problem that the
+    message describes, and a hint to show instead of `hint`. If the error has no arguments, the
+    message only says that the value cannot be this text.
     """
 
     def read(node: yaml.Node, spot: Spot) -> Any:
@@ -263,8 +263,8 @@ def _value_of(found: re.Match[str], spot: Spot) -> str:
 
 
 def _account() -> str:
-    """Returns the name of this user's account; "" if there is no account. The name is used where
-    the variable USER is not set, for example in many containers and system services."""
+    """Returns the name of this user's account; "" if there is no account. The name replaces the
+    variable USER where USER is not set, as in many containers and system services."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

@@ -34,7 +34,7 @@ from monarch_py.util.units import format_size
 class GroupTimes:
     """How much an epoch has read so far, and how long its reads and waits took.
 
-    groups, n_bytes : the number of groups that were read, and their total size [bytes]
+    groups, n_bytes : the number and the total size [bytes] of the groups that were read
     reading_s : how long the reads took in the reading process [s]
     first_wait_s : how long the training waited for the first group [s]
     wait_s : how long the training waited for all other groups together [s]
@@ -64,12 +64,12 @@ Asked = tuple[Run, int, int]
 
 @dataclass(frozen=True, eq=False)
 class GroupsAhead:
-    """The groups that the next iteration will use. The reading process may read the first of these
-    groups before the iteration begins.
+    """The groups that the next iteration will use. The reading process may begin to read them
+    before the iteration begins.
 
     groups : all groups of the iteration's epoch
-    runs : yields the groups that were not yet requested from the reading process
-    asked : the requests that were sent to the reading process, in order
+    runs : yields the groups that the reading process was not asked for yet
+    asked : the requests that the reading process was sent, in order
     """
 
     epoch: int
@@ -89,38 +89,36 @@ class GroupLoader:
                 ...
 
     Each rank has a reading process and two shared buffers. The process reads a group into one
-    buffer, with many requests in flight, while the training uses the other buffer. Towards the end
-    of an epoch the process reads the first groups of the next epoch.
+    buffer while the training uses the other buffer. Towards the end of an epoch, the process begins
+    to read the next epoch.
 
-    Groups mix samples less than a full shuffle does. Lee and others found two conditions under
-    which the training is as good as with a full shuffle: the training runs fewer epochs than a
-    group has samples, and the dataset is not sorted by class. The loader warns if there are too
-    many epochs, or if `labels` show that the dataset is sorted.
+    Groups mix samples less than a full shuffle does. Lee and others found that the training is as
+    good as with a full shuffle under two conditions: a group has more samples than the training has
+    epochs, and the dataset is not sorted by class. The loader warns if a group has too few samples,
+    or if `labels` show that the dataset is sorted.
 
     All ranks take the same number of steps, and in each step their batches have the same size. So
-    the number of samples must be a multiple of `world_size`. If it is not, an epoch uses a few
-    samples, (-length) % world_size, a second time. With `drop_last`, an epoch instead leaves out
-    length % world_size samples, and each rank's last batch if that batch is not full.
+    if the number of samples is not a multiple of `world_size`, an epoch uses a few samples a second
+    time: (-length) % world_size. With `drop_last`, an epoch instead leaves out length % world_size
+    samples, and each rank's last batch if that batch is not full.
 
     dataset : a dataset with `sizes` and `read_into`, such as a RecordDataset or a PackDataset.
         `dataset[i]` must return exactly the bytes that `read_into` reads for sample i
     group : the number of samples in a group. With 'auto', a group has at least 16 MiB and more than
         `epochs` samples. Groups are smaller if two of them would exceed `memory`, or if there would
         be fewer groups than ranks
-    epochs : the number of epochs of the training. The loader warns if a group has too few samples
-        for this number of epochs, and reads no groups ahead after the last epoch
-    labels : (samples,), the label of each sample. If labels are given, a batch is a pair (samples,
-        labels)
+    epochs : the number of epochs of the training. After the last one, the loader reads no groups
+        ahead
+    labels : the label of each sample. If labels are given, a batch is a pair (samples, labels)
     rank, world_size : None to take them from torch.distributed
-    memory : the most memory that the two buffers of a rank may use, in bytes or as a size such as
-        "4GiB"
+    memory : the most memory for the two buffers of a rank, in bytes or as a size such as "4GiB"
     collate : makes a batch from a list of samples. By default, rows become one tensor (one array if
         torch is not installed), and samples that are bytes stay a list
-    start_method : multiprocessing's start method for the reading process, for example "spawn"; None
-        for the default
+    start_method : multiprocessing's start method for the reading process; None for the default
 
-    The attribute `times` (GroupTimes) contains the reads and waits of the current epoch. Iterating
-    raises MonarchError if the reading process is killed or stopped, or if samples cannot be read.
+    The attribute `times` (GroupTimes) says how much the current epoch has read and waited.
+    Iterating raises MonarchError if the reading process is killed or stopped, or if samples cannot
+    be read.
     """
 
     def __init__(
@@ -188,8 +186,8 @@ class GroupLoader:
     def state_dict(self, done: int | None = None) -> dict[str, Any]:
         """Returns the training's position for a checkpoint: a dict of less than 1 KB.
 
-        done : how many batches of the current epoch the training has used; None for the number of
-            batches that the loader has yielded
+        done : how many batches of the current epoch the training has used; None for all that the
+            loader has yielded
         """
         given = max(self._given, self._begin) if done is None else done
         if not 0 <= given <= len(self):
@@ -198,10 +196,10 @@ class GroupLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues after the last batch that the state counts as done. Raises ConfigError if the
-        state belongs to another seed or to a dataset of another length. The number of ranks, the
-        batch size, the group size and `drop_last` may differ from the state only if the state was
-        saved between two epochs. In the middle of an epoch, they would change the batches, so
-        ConfigError is raised."""
+        state belongs to another seed or to a dataset of another length. If the state was saved in
+        the middle of an epoch, also raises ConfigError if the number of ranks, the batch size, the
+        group size or `drop_last` differs. Otherwise the rest of the epoch would have other
+        batches."""
         settings = self._settings()
         fixed = ("monarch_groups", "length", "seed")
         is_whole = state.get("done") in (0, state.get("steps"))
@@ -261,7 +259,7 @@ class GroupLoader:
 
     def read_ahead(self, reader: GroupReader, slot: int) -> None:
         """Asks the reader to read one more group of the next epoch into a free slot. Does nothing
-        if all groups of the next epoch were requested, or if the present epoch is the last one."""
+        if all groups of the next epoch were requested, or if there is no next epoch."""
         epoch = self.epoch + 1 if self._is_told else self.epoch
         if (epoch if self._is_told else self._iteration) >= self._epochs:
             return
@@ -272,8 +270,9 @@ class GroupLoader:
             self._ahead.asked.append((run, slot, reader.ask(slot, run.samples)))
 
     def _batches(self, ahead: GroupsAhead, begin: int, iteration: int) -> Iterator[Any]:
-        # __iter__ makes this generator, but the generator begins to run only when its first item is
-        # asked for. In between, another iteration may have begun, or the process may have forked.
+        # This code runs only when the first batch is asked for, which may be long after __iter__
+        # made the generator. Meanwhile, another iteration may have begun, or the process may have
+        # forked.
         self._check_newest(iteration)
         epoch = ahead.groups
         if begin >= len(epoch.ends):

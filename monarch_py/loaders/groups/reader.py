@@ -1,7 +1,7 @@
 """The process that reads groups of samples into shared memory while the training uses other groups.
 
 The memory has no name, and the process ends when the training ends, even if the training is killed.
-So neither the memory nor the process outlives the training.
+So neither of the two outlives the training.
 """
 
 import multiprocessing
@@ -25,14 +25,14 @@ from monarch_py.loaders.memory.ring import Bytes, Ring
 from monarch_py.util.processes import PROC, Identity
 
 # While the training waits for a group, it checks at this interval [s] that the reading process
-# still runs. The reading process checks at the same interval that the training still runs.
+# still runs. At the same interval, the reading process checks that the training still runs.
 LOOK_S = 0.25
 # If this many consecutive checks find the reading process stopped (SIGSTOP), the training raises an
-# error. Checks are counted instead of seconds, because a user may stop the complete job for a
-# while: the clock then goes on, but the training makes no checks.
+# error. Checks are counted instead of seconds: while a user has stopped the complete job, time
+# passes, but the training makes no checks.
 STOPPED_LOOKS = 10
-# How long [s] the training waits for the reading process to end. The process may first have to
-# finish a read. After this time, the training kills the process.
+# How long [s] the training waits for the reading process to end, which may have to finish a read
+# first. After this time, the training kills the reading process.
 END_S = 1.0
 
 
@@ -70,8 +70,7 @@ class GroupReader:
     """Reads samples into two slots, in the order of the calls of `ask`.
 
     dataset : has `read_into`;  slot_bytes : the size of the largest group [bytes]
-    method : multiprocessing's start method for the process, for example "spawn"; None for the
-        default
+    method : multiprocessing's start method for the process; None for the default
     """
 
     SLOTS = 2
@@ -80,9 +79,8 @@ class GroupReader:
         self._ring = Ring(self.SLOTS, max(1, slot_bytes))
         context: Any = multiprocessing.get_context(method)
         self._link, theirs = context.Pipe()
-        # A forked reading process inherits `_link` too, and must close its copy. Otherwise the
-        # reading process would keep the pipe open itself, and would not notice when this process
-        # closes `_link`.
+        # A forked reading process inherits `_link` and must close its copy. Otherwise it would keep
+        # the pipe open itself, and would not notice when this process closes `_link`.
         inherited = [self._link] if context.get_start_method() == "fork" else []
         self._process = context.Process(
             target=_serve,
@@ -100,8 +98,8 @@ class GroupReader:
         finally:
             theirs.close()
         self._tasks = 0
-        # The callback must not refer to this object. Otherwise the object would never be
-        # garbage-collected, and the reading process would run until the interpreter ends.
+        # The callback must not refer to this object. Otherwise the object is never
+        # garbage-collected, and the reading process runs until the interpreter ends.
         self._end = weakref.finalize(self, _end, self._process, self._link, os.getpid())
 
     @property
@@ -120,9 +118,9 @@ class GroupReader:
         """
         self._tasks += 1
         low, high = int(samples[0]), int(samples[-1]) + 1
-        # If the samples' numbers are consecutive, only the bounds of the range are sent. A list of
-        # the numbers of a large group would fill the pipe, and this process would block until the
-        # reading process has received the list.
+        # If the samples' numbers are consecutive, only the two bounds are sent. The list of all
+        # numbers of a large group would fill the pipe. This process would then block until the
+        # reading process receives the list.
         some = None if high - low == len(samples) else samples
         try:
             self._link.send(Task(self._tasks, slot, low, high, some))
@@ -132,8 +130,8 @@ class GroupReader:
 
     def take(self, task: int) -> float:
         """Waits until a task is done, and returns how long its reads took [s]. Drops the answers to
-        earlier tasks. If the reads have failed, raises their error. Raises MonarchError if the
-        reading process has ended or was stopped."""
+        earlier tasks. If the reads failed, raises their error. Raises MonarchError if the reading
+        process has ended or was stopped."""
         stopped = 0
         while True:
             ready = wait([self._link, self._process.sentinel], LOOK_S)

@@ -16,10 +16,10 @@ class Run:
 
     begin : the position, in the rank's epoch, of the run's first sample
     end : the position after the run's last sample
-    samples : (samples,) int64, the numbers of the run's samples in rising order, without
-        duplicates. The samples are read in this order
-    within : (end - begin,) int64, the order in which the samples are used: the sample at the
-        position begin + i is samples[within[i]]
+    samples : int64, the numbers of the run's samples in the order in which they are read: rising,
+        without duplicates
+    within : (end - begin,) int64, the order in which the samples are used: at the position begin +
+        i, the training uses samples[within[i]]
     """
 
     begin: int
@@ -32,7 +32,7 @@ class Run:
 class RankGroups:
     """The batches of one rank in an epoch, and how they are divided into runs.
 
-    samples : (accesses,) int32, the samples of all batches, one batch after the other
+    samples : int32, the samples of all batches, one batch after the other
     ends : (steps,) int64, the index in `samples` at which each batch ends
     group : the number of samples in a group
     """

@@ -8,13 +8,12 @@ from monarch_py.arrays import Array, Ints
 from monarch_py.loaders.groups.reader import GroupReader
 
 # The smallest group [bytes] that 'auto' chooses if memory and the number of ranks allow it. The
-# reader keeps 2 MiB in flight (16 reads of 128 KiB), except at the beginning and the end of a
-# group, where less is in flight. In a group of 16 MiB, the beginning and the end are so short that
-# they hardly slow the reads. Lee and others found that the training does not wait for groups of 11
-# MiB or more.
+# reader keeps 2 MiB in flight (16 reads of 128 KiB), but less at the beginning and the end of a
+# group. In a group of 16 MiB, the beginning and the end are too short to slow the reads much. Lee
+# and others found that the training does not wait for groups of 11 MiB or more.
 GROUP_BYTES = 16 << 20
-# A group of random samples would have a certain number of different classes. The loader warns that
-# a dataset is sorted if its groups have, on average, less than this share of that number.
+# The loader warns that a dataset is sorted if its groups have too few different classes: on
+# average, less than this share of the number that groups of random samples would have.
 FEW_CLASSES = 0.5
 
 

@@ -21,9 +21,9 @@ from monarch_py.util.units import format_size
 
 log = logging.getLogger("monarch.loaders")
 
-# The environment variables that contain the name of a launcher's job. Two jobs do not share memory,
-# because files may have changed after the first job read them. A job without a launcher is
-# identified by the session (setsid(2)) of its processes.
+# Environment variables that identify a launcher's job. Two jobs do not share memory, because files
+# may have changed after the first job read them. A job without a launcher is identified by the
+# session (setsid(2)) of its processes.
 JOBS = (
     "SLURM_JOB_ID",
     "SLURM_STEP_ID",
@@ -43,17 +43,17 @@ class KeptDataset:
         loader = DataLoader(dataset, batch_sampler=sampler, num_workers=4)
 
     On each node, the processes of one user's job share the memory if they make a KeptDataset from
-    the same dataset. The workers of these processes share the memory too. The first process that
-    reads a sample stores it. Other processes find the sample only when it is stored completely.
-    Nothing is evicted. The memory is freed when the last process that maps it ends.
+    the same dataset. Their workers share the memory too. The first process that reads a sample
+    stores it for all. Nothing is evicted. The memory is freed when the last process that maps it
+    ends.
 
-    A stored sample does not change after it was first read. So apply random augmentations after
-    this dataset, and not in `dataset`.
+    A stored sample never changes. So apply random augmentations after this dataset, and not in
+    `dataset`.
 
     dataset : the dataset to read from. If it has `read_into` and `sizes`, its samples are stored as
         their bytes; otherwise they are stored pickled
-    keeps : the samples that this node keeps; None for all samples. Give the samples' numbers, a
-        bool for each sample, or a sampler whose `holders` list the nodes that keep each sample
+    keeps : the samples that this node keeps; None for all samples. Give their numbers, a bool for
+        each sample, or a sampler whose `holders` list the nodes that keep each sample
     quota : the most memory that all processes of the node use together. If less memory is available
         on the node, only that is used
     name : identifies the dataset on this node; None to identify it by its pickled form
@@ -190,7 +190,7 @@ class KeptDataset:
         return int(self._store().used)
 
     def close(self) -> None:
-        """After this call, other processes cannot open the memory through this process any more
+        """Removes this process from the list of processes through which others can open the memory
         (see `shared.SharedMemory`). The memory is freed when the last process that maps it ends."""
         self._shared.close()
 

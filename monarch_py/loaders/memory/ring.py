@@ -2,8 +2,8 @@
 
 The memory is a memfd. A memfd has no name, so it is freed when the last process that maps it ends,
 even if that process is killed. The size of /dev/shm (64 MiB in many containers) does not limit a
-memfd. A slot has room for the largest allowed batch. But a slot uses only as much memory as the
-largest batch that was written into it.
+memfd. A slot has room for the largest allowed batch, but uses only as much memory as the largest
+batch that was written into it.
 """
 
 import mmap
@@ -47,8 +47,7 @@ class Ring:
     Process.
 
     slots : the number of slots
-    slot_bytes : the size of the largest batch [bytes]. The attribute `slot_bytes` is this size,
-        rounded up to whole pages
+    slot_bytes : the size of the largest batch [bytes]; the attribute is rounded up to whole pages
     """
 
     def __init__(self, slots: int, slot_bytes: int) -> None:
@@ -82,12 +81,13 @@ class Ring:
 
     def write_numbers(self, slot: int, numbers: Sequence[Any]) -> int | Pickled | Sequence[Any]:
         """Writes the numbers of samples, or other keys, to the beginning of a slot. The worker
-        reads them there before it fills the slot. The numbers are not sent through the worker's
-        pipe, because that might cause a deadlock: the training might block while it sends many
-        numbers, and at the same time the worker might block while it sends a large answer.
+        reads them there before it fills the slot. Sending them through the worker's pipe might
+        cause a deadlock: the training would block on many numbers while the worker blocks on a
+        large answer.
 
-        Returns the argument `written` for `read_numbers`: the number of numbers that were written,
-        or a Pickled for other keys. If the slot is too small, returns `numbers` itself."""
+        Returns the argument `written` for `read_numbers`: how many numbers were written, or a
+        Pickled for other keys. If the slot is too small, returns `numbers` itself.
+        """
         count = len(numbers)
         if not all(issubclass(kind, (int, np.integer)) for kind in set(map(type, numbers))):
             pickled = pickle.dumps(list(numbers), 5)

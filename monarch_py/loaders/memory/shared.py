@@ -2,9 +2,9 @@
 
 The memory is a memfd, which has no name. A small file, the list, has a line for each process that
 has created or opened the memory. A child that inherits the memory has no line. A later process
-opens the memory through /proc/PID/fd of a process on the list. If all processes that have the
-memory are killed, the kernel frees the memory, and only the list is left. The list is removed by
-the next process on the node that makes a SharedMemory.
+opens the memory through /proc/PID/fd of a process on the list. If all these processes are killed,
+the kernel frees the memory, and only the list is left. The next process on the node that makes a
+SharedMemory removes the list.
 """
 
 import fcntl
@@ -35,9 +35,9 @@ class SharedMemory:
     """Memory that a key identifies. The first process creates it, filled with zeros; other
     processes open it.
 
-    A child process also receives the memory if it was forked, or if a SharedMemory is among the
-    arguments of its multiprocessing.Process. A SharedMemory that is pickled for another purpose
-    opens the memory by the key when it is unpickled.
+    A child process receives the memory by fork, or with a SharedMemory among the arguments of its
+    multiprocessing.Process. If a SharedMemory is pickled for another purpose, it opens the memory
+    by the key when it is unpickled.
 
     key : the name of the list, which is the file that lists the processes with this memory
     n_bytes : the size of the memory [bytes]
@@ -87,8 +87,8 @@ class SharedMemory:
         return fd
 
     def _open(self, line: str) -> int | None:
-        """Opens the memory through a process on the memory's list, in /proc/PID/fd. Returns a
-        descriptor of the memory; None if the process no longer has the memory.
+        """Opens the memory in /proc/PID/fd of a process on the memory's list. Returns a descriptor
+        of the memory; None if the process no longer has the memory.
 
         line : the process's line in the list
         """
@@ -122,16 +122,16 @@ class SharedMemory:
         if state["fd"] is None:
             self._attach()
             return
-        # This process needs no line of its own in the list of processes that have the memory: its
-        # parent process, which has passed the descriptor on, is in the list.
+        # This process needs no line in the list of processes that have the memory: its parent
+        # process, which has passed the descriptor on, has a line.
         self._map(state["fd"].detach())
         self._leave = weakref.finalize(self, os.close, self._fd)
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """Opens a memory's list of processes, and locks it. Creates the list if necessary. Yields the
-    list's descriptor. Raises MonarchError if another process does not release the lock."""
+    """Opens and locks a memory's list of processes, and creates it if necessary. Yields the list's
+    descriptor. Raises MonarchError if another process does not release the lock."""
     limit = time.monotonic() + LOCK_LIMIT_S
     while True:
         fd = open_private(path, os.O_RDWR)
@@ -146,9 +146,9 @@ def _locked(path: Path) -> Iterator[int]:
                 yield fd
                 return
         finally:
-            # Unlock explicitly, because closing the descriptor may not release the lock. A child
-            # that was forked while this process had the lock has a copy of the descriptor, and so
-            # shares the lock.
+            # Unlock explicitly. If a child was forked while this process had the lock, the child's
+            # copy of the descriptor shares the lock, and closing this descriptor would not release
+            # it.
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 

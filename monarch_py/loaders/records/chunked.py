@@ -1,8 +1,8 @@
 """Reads HDF5 rows that lie in chunks. A row is not always one contiguous range of the file.
 
 A filtered (encoded) chunk is read completely and decoded once, for all wanted rows in it. An
-unfiltered chunk may contain only a part of each row. From an unfiltered chunk, only the parts that
-belong to wanted rows are read.
+unfiltered chunk may contain only a part of each row. Only the parts of wanted rows are read from
+it.
 """
 
 from typing import Any, Protocol
@@ -15,8 +15,8 @@ from monarch_py.loaders.records.joining import Extents
 
 
 class Part(Protocol):
-    """The reads that a batch needs from one file. After these reads, `finish` makes rows from the
-    bytes that were read.
+    """The reads that a batch needs from one file. Afterwards, `finish` makes rows from the bytes
+    that were read.
 
     extents : the reads; `start` is the offset in the scratch buffer at which each read is stored
     scratch : the size of the scratch buffer [bytes]
@@ -34,8 +34,8 @@ class Part(Protocol):
 
 
 def _extents(file: int, offset: Ints, length: Ints) -> tuple[Extents, int]:
-    """Returns the reads of n ranges of a file, and the size of the scratch buffer into which they
-    are read back to back.
+    """Returns the reads of n ranges of a file, and the size [bytes] of the scratch buffer, in which
+    the ranges will lie back to back.
 
     offset, length : (n,) where each range begins in the file, and its length [bytes]
     """
@@ -49,8 +49,8 @@ def _at(first: Any, rest: tuple[slice, ...]) -> tuple[Any, ...]:
 
 
 class RowParts:
-    """Rows in chunks without filters. A row may be divided among several chunks; each of these
-    chunks contains one contiguous part of the row.
+    """Rows in chunks without filters. A row may lie in several chunks, with one contiguous part in
+    each of them.
 
     file : the number of the file;  rows : where the file's rows lie
     numbers : (wanted,) int64, the index of each wanted row among the file's rows
@@ -86,7 +86,7 @@ class Bands:
     file : the number of the file;  rows : where the file's rows lie
     numbers : (wanted,) int64, the index of each wanted row among the file's rows
     places : (wanted,) int64, the index of each wanted row in the `out` of `finish`
-    decoder : the file's decoder; it keeps the band that it decoded last, so this band is not read
+    decoder : the file's decoder; it keeps the band that it decoded last, to save reading the band
         again
     """
 
@@ -119,8 +119,8 @@ class Bands:
             out[self._places[wanted]] = decoded[self._within[wanted]]
 
     def _decode(self, band: int, content: Array, at: int, out: Array) -> int:
-        """Decodes the chunks of one band into `out`. The band's bytes begin at `content[at]`.
-        Returns the index in `content` at which the next band's bytes begin."""
+        """Decodes the chunks of one band into `out`. The chunks' bytes begin at `content[at]`.
+        Returns the index in `content` at which the next band begins."""
         chunks = self._chunks
         chunk = np.empty(chunks.shape, self._rows.dtype)
         for column, corner in enumerate(chunks.corners(self._rows.shape)):
@@ -153,6 +153,6 @@ def plain_offsets(rows: Rows) -> Ints | None:
 
 
 def _is_padded(chunks: Chunks, rows: Rows) -> bool:
-    """Whether chunks are wider than a row in some dimension. If so, padding may lie between the
+    """Whether chunks are wider than a row in some dimension, so that padding may lie between the
     parts of a row. Call this function only if each chunk contains complete rows."""
     return chunks.shape[1:] != rows.shape

@@ -23,16 +23,15 @@ from monarch_py.loaders.records.reads import IN_FLIGHT, address, read_to
 from monarch_py.plan.index import Index
 
 # A gap is the range of unwanted bytes between two samples. One read that includes the gap returns
-# both samples. Each process measures how long reads take, to find the largest gap at which one read
-# is faster than two. The result is limited to the range from LEAST_GAP to MOST_GAP [bytes]. A gap
-# below a page costs nothing, because sources read whole pages anyway. MOST_GAP limits the load on
-# the source, because other programs read from the source too.
+# both samples. Each process measures up to which gap one read is faster than two. The result is
+# limited to the range from LEAST_GAP to MOST_GAP [bytes]. A gap below a page costs nothing, because
+# sources read whole pages. MOST_GAP limits the load on the source, for the sake of other programs.
 LEAST_GAP, MOST_GAP = mmap.PAGESIZE, PIECE // 2
 # How many bytes of a TFRecord file precede the data of a record, and how many follow the data.
 FRAME_BEFORE, FRAME_AFTER = 12, 4
 
-# The datasets of this process. A forked child replaces their locks: a lock that another thread of
-# the parent held during the fork would stay locked in the child forever.
+# The datasets of this process. A forked child replaces their locks. Otherwise a lock that another
+# thread of the parent held during the fork would stay locked in the child forever.
 _OPEN: "weakref.WeakSet[RecordDataset]" = weakref.WeakSet()
 
 
@@ -51,20 +50,17 @@ class RecordDataset:
         loader = DataLoader(dataset, batch_size=64, num_workers=4)
 
     A sample of an HDF5 file is a row, as an ndarray. A sample of another kind of file is bytes: a
-    fixed-size record, the data of a record in a TFRecord file, or a range of a tar. The range
-    contains the members of one sample with their tar headers; `tar_members` returns the members.
-    Samples are numbered file by file, in the order of the files' paths, and within a file in the
-    file's order.
+    fixed-size record, the data of a record in a TFRecord file, or the part of a tar that holds one
+    sample. Such a part includes tar headers; `tar_members` extracts the members. Samples are
+    numbered in the order of the files' paths, and within a file in the file's order.
 
     A DataLoader requests a batch from `__getitems__`, which keeps up to `in_flight` reads under way
-    at once. So a batch of 64 takes about as long as 64 / `in_flight` successive requests. HDF5
-    files are read in this way too, by offset and without h5py. A filtered (compressed) chunk is
-    decoded once per batch.
+    at once. HDF5 files are read in this way too, by offset and without h5py. A filtered
+    (compressed) chunk is decoded once per batch.
 
     Reads of neighbouring samples are joined, which helps if the training reads groups or runs of
-    samples. Under a full shuffle, joining saves hardly anything. With batches of 64 from 87,632
-    samples of 19 KB, it saves 0.3 % of the requests and reads 0.5 % more bytes. With batches from
-    10,000 samples, it saves 2.5 % and reads 3.7 % more (python -m benchmarks.loaders.records).
+    samples. Under a full shuffle, joining saves hardly anything: with batches of 64 from 87,632
+    samples of 19 KB, 0.3 % of the requests (python -m benchmarks.loaders.records).
 
     path : a file or a directory. In a directory, all files whose names match `patterns` are read
     dataset : the name of the HDF5 dataset
@@ -74,11 +70,10 @@ class RecordDataset:
     patterns : patterns of file names; by default, the usual names of files of this kind
     index : the index of the files below `path`, or the path of an index that `monarch plan index`
         made; None to index all files in the constructor
-    length : the number of samples in the training's access plan. ConfigError is raised if the
-        dataset has a different number
+    length : the number of samples in the training's access plan. If the dataset has another number,
+        ConfigError is raised
     join : one read covers two samples if at most this many unwanted bytes lie between them. With
-        'auto', each process measures two reads, and computes up to which gap one read is faster
-        than two
+        'auto', each process measures up to which gap one read is faster than two
     in_flight : the most reads that are under way at once
 
     Raises MonarchError, which names the file, if a file is missing, cannot be read or decoded, or
@@ -178,9 +173,8 @@ class RecordDataset:
     # --- what each process has of its own ------------------------------------------------------
 
     def _begin(self) -> None:
-        """Creates the state that processes do not share: the open files, the decoders, and the
-        largest gap at which two reads are joined. If `join` is 'auto', the process determines this
-        gap later."""
+        """Creates what processes do not share: the open files, the decoders, and the largest gap at
+        which two reads are joined. If `join` is 'auto', the process measures this gap later."""
         self._files = Descriptors(self._path, self.index.sizes)
         self._lock = threading.RLock()  # for the descriptors and decoders, which threads share
         _OPEN.add(self)
@@ -366,10 +360,9 @@ class RecordDataset:
         )
 
     def _measured_gap(self, extents: Extents) -> int:
-        """Finds the largest gap between two samples at which one read is faster than two. Reads the
-        first sample, and then a longer range that begins at the second sample. `crossing` computes
-        the gap from the times of these two reads. Returns 0 if the file ends too early for the
-        longer range."""
+        """Measures up to which gap between two samples one read is faster than two. Reads the first
+        sample, and then a longer range that begins at the second sample. `crossing` computes the
+        gap from the two durations. Returns 0 if the file ends too early for the longer range."""
         size, file = int(extents.length[0]), int(extents.file[1])
         low = int(extents.offset[1])
         more = min(PIECE, int(self.index.sizes[file]) - low)
@@ -392,9 +385,9 @@ def crossing(seconds: float, size: int, longer: float, more: int, in_flight: int
     """Returns the largest gap of unwanted bytes that one read may include, from LEAST_GAP to
     MOST_GAP [bytes].
 
-    The duration of a request is a latency plus a time for each byte. Because `in_flight` requests
-    wait at the same time, one more request adds only `latency / in_flight`. So it is worth reading
-    a gap whose bytes take no longer than this.
+    A request takes a latency, plus a time for each byte. Because `in_flight` requests wait at the
+    same time, one more request adds only `latency / in_flight`. So a gap is worth reading if its
+    bytes take no longer than this.
 
     seconds, longer : how long reads of `size` and of `more` bytes took [s]
     """

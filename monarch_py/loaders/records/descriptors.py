@@ -11,14 +11,14 @@ import numpy as np
 from monarch_py.arrays import Int32s
 from monarch_py.errors import MonarchError
 
-# The most files that are kept open, unless one call needs more files at once. This is a quarter of
-# the descriptors that a process may have by default.
+# The most files that are kept open: a quarter of the descriptors that a process may have by
+# default. If one call needs more files at once, more files are open.
 MOST_OPEN = 256
 
 
 class Descriptors:
-    """Descriptors of a dataset's files. A file is opened when its descriptor is first needed.
-    MonarchError is then raised if the size of the file differs from its size in the index.
+    """Descriptors of a dataset's files. A file is opened when its descriptor is first needed. If
+    its size then differs from its size in the index, MonarchError is raised.
 
     path_of : a function that returns the path of a file, given the file's number
     sizes : (files,) the files' sizes in the index [bytes]
@@ -30,9 +30,9 @@ class Descriptors:
         weakref.finalize(self, _close_all, self._open)
 
     def of(self, files: Int32s) -> Int32s:
-        """Returns a descriptor for each of the files, (files,) int32. The descriptors stay open at
-        least until the next call. Raises MonarchError if a file cannot be opened, or if its size
-        differs from its size in the index."""
+        """Returns a descriptor for each item of `files`. The descriptors stay open at least until
+        the next call. Raises MonarchError if a file cannot be opened, or if its size differs from
+        its size in the index."""
         if len(files) and files.min() == files.max():
             return np.full(len(files), self.one(int(files[0])), dtype=np.int32)
         return self._of_several(files)

@@ -26,8 +26,8 @@ def indexed(
     patterns: tuple[str, ...],
 ) -> Index:
     """Returns the index of a file, or of a directory's files. Raises MonarchError if the path does
-    not exist, and ConfigError if the kind is unknown, or if an argument is missing that the kind
-    needs.
+    not exist. Raises ConfigError if the kind is unknown, or if an argument that the kind needs is
+    missing.
 
     fixed : (record_bytes, header_bytes), for the kind 'fixed'
     """

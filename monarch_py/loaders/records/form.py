@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Form(NamedTuple):
-    """The form of a dataset's samples. A dataset has a Form only if its `read_into` reads the same
+    """The form of a dataset's samples. A dataset has a Form only if its `read_into` reads the
     bytes that `dataset[i]` returns.
 
     shape : the shape of a sample; None if samples differ in size
@@ -19,9 +19,9 @@ class Form(NamedTuple):
 
 
 def form_of(dataset: Any) -> Form | None:
-    """Returns the form of the samples. Returns None if `read_into` cannot be used; the caller then
-    makes batches from `dataset[i]`. A dataset without `sample_form` is tested: its first sample is
-    read by `dataset[0]` and by `read_into`, and the two results must be equal."""
+    """Returns the form of the samples. Returns None if `read_into` cannot be used, so that the
+    caller must make batches from `dataset[i]`. If the dataset has no `sample_form`, its first
+    sample is read both by `dataset[0]` and by `read_into`. The results must be equal."""
     if not _reads_what_it_gives(type(dataset)):
         return None
     known = getattr(dataset, "sample_form", None)
@@ -46,10 +46,9 @@ def form_of(dataset: Any) -> Form | None:
 
 
 def _reads_what_it_gives(cls: type) -> bool:
-    """Whether `read_into` reads the bytes that `dataset[i]` returns. Returns False in two cases: a
-    derived class overrides only `dataset[i]`, or a class forwards `read_into` to another dataset.
-    In these cases, `dataset[i]` may change some samples, so that a comparison of one sample would
-    not be enough."""
+    """Whether `read_into` reads the bytes that `dataset[i]` returns. Returns False if a derived
+    class overrides only `dataset[i]`, or if a class forwards `read_into` to another dataset.
+    Comparing one sample would not be enough, because `dataset[i]` may change only some samples."""
     for each in cls.__mro__:
         if "read_into" in vars(each):
             return True

@@ -1,8 +1,8 @@
 """Finds where the rows of an HDF5 dataset lie, and decodes its filtered chunks.
 
-h5py reads one row after the other under one lock. So h5py is used only to find where the rows lie.
-The rows are then read by offset, many at a time, without h5py. Chunks are decoded in memory, either
-by zlib and NumPy, or by HDF5's own filters.
+h5py reads one row after the other under one lock. So h5py only finds where the rows lie. The rows
+are then read by offset, many at a time, without h5py. Chunks are decoded in memory, by zlib and
+NumPy or by HDF5's own filters.
 """
 
 import zlib
@@ -31,8 +31,8 @@ class Rows:
 
     count : the number of rows
     dtype : the type of a row's elements;  shape : the shape of a row
-    offset : the offset of row 0 in the file [bytes] if the rows lie one after the other; None if
-        they lie in `chunks`, or if the dataset is empty
+    offset : the offset of row 0 in the file [bytes]; the other rows follow row 0. None if the rows
+        lie in `chunks`, or if the dataset is empty
     """
 
     count: int
@@ -140,9 +140,9 @@ def rows_of(path: Path, dataset: str) -> Rows:
 
 
 def _is_as_in_memory(found: Any) -> bool:
-    """Whether an element has the same bytes in the file as in an array that h5py returns. The bytes
-    differ, for example, for numbers that the file stores with fewer bits, and for strings that the
-    file pads in another way."""
+    """Whether an element has the same bytes in the file as in an array that h5py returns. The
+    bytes differ, for example, if the file stores numbers with fewer bits or pads strings in
+    another way."""
     kind = import_h5py().h5t.py_create(found.dtype, logical=True)
     return bool(found.id.get_type().equal(kind))
 
@@ -173,10 +173,10 @@ def _chunks_of(found: Any) -> Chunks:
 class Decoder:
     """Decodes the chunks of a dataset in one file.
 
-    If `gzip` and `shuffle` are the only filters, zlib and NumPy undo them. Otherwise HDF5 itself
-    undoes all filters: the encoded bytes of a chunk are written into a dataset in memory that has
-    the same filters, and HDF5 decodes the bytes when that dataset is read. The constructor raises
-    MonarchError if the dataset in the file cannot be opened.
+    If `gzip` and `shuffle` are the only filters, zlib and NumPy undo them. Otherwise HDF5 undoes
+    all filters: a chunk's encoded bytes are written into a dataset in memory that has the same
+    filters, and HDF5 decodes them when that dataset is read. The constructor raises MonarchError if
+    the dataset in the file cannot be opened.
 
     last : the number and the rows of the band that was decoded last. A band consists of the chunks
         that hold parts of the same rows
@@ -230,8 +230,8 @@ class Decoder:
 
 class _InMemory:
     """A dataset in memory, with the same filters as a dataset in a file. To decode a chunk of the
-    file, `decode` writes the encoded chunk into this dataset unchanged, and then reads the decoded
-    rows from it."""
+    file, `decode` writes the chunk's encoded bytes into this dataset, and then reads the rows from
+    it."""
 
     _numbers = count()
 
@@ -259,8 +259,8 @@ class _InMemory:
     def _forget_chunk(self, skipped: int) -> None:
         """Makes HDF5 forget which filters were skipped for the first chunk. HDF5 remembers the
         skipped filters of the chunk that it used last, and does not notice that
-        `write_direct_chunk` changes them. After a read from the second chunk, HDF5 no longer
-        remembers those of the first."""
+        `write_direct_chunk` changes them. A read from the second chunk makes HDF5 forget those of
+        the first."""
         if skipped or self._skipped:
             self._found[self._behind]
         self._skipped = skipped

@@ -6,9 +6,8 @@ import numpy as np
 
 from monarch_py.arrays import Array, Int32s, Ints
 
-# A read that is longer than this size [bytes] is cut at the offsets in the file that are multiples
-# of this size. Linux reads ahead by this size by default, and many network file systems request as
-# much from their servers at a time.
+# A read that is longer than this size [bytes] is cut at multiples of this size in the file. Linux
+# reads ahead by this size by default, and many network file systems request as much at a time.
 PIECE = 128 << 10
 
 
@@ -17,8 +16,8 @@ class Extents:
     """Parts of files that are to be read, in any order. The parts may overlap.
 
     file : (extents,) int32, the files' numbers
-    offset, length : (extents,) int64 [bytes]
-    start : (extents,) int64, the place of each extent in the caller's buffer [bytes]
+    offset, length : (extents,) int64, where each part begins in its file, and its length [bytes]
+    start : (extents,) int64, where each part goes in the caller's buffer [bytes]
     """
 
     file: Int32s
@@ -43,9 +42,9 @@ class Extents:
 class Joined:
     """The reads that together cover a set of extents.
 
-    A read goes straight into the caller's buffer if its extents follow each other without gaps, in
-    the same order, both in the file and in that buffer. Otherwise the read goes into a scratch
-    buffer, and its extents are copied from there.
+    If the extents of a read follow each other without gaps, both in the file and in the caller's
+    buffer, the read goes straight into that buffer. Otherwise the read goes into a scratch buffer,
+    and its extents are copied from there.
 
     reads : the reads; `start` is a place in the caller's buffer or in the scratch buffer
     in_scratch : (reads,) bool, whether the read goes into the scratch buffer
@@ -63,8 +62,8 @@ def join(extents: Extents, gap: int) -> Joined:
     """Returns the reads that together cover the extents.
 
     gap : two extents are joined into one read if at most this many unwanted bytes lie between them.
-        Two extents that overlap are always joined. Two extents that do not overlap are never joined
-        if both have PIECE bytes or more
+        Extents that overlap are always joined. Two extents of PIECE bytes or more each are joined
+        only if they overlap
     """
     if not len(extents):
         return Joined(extents, np.zeros(0, dtype=np.bool_), 0, extents)
@@ -109,8 +108,8 @@ def _beginnings(rising: Extents, gap: int) -> Ints:
 
 
 def pieces(reads: Extents, piece: int = PIECE) -> Extents:
-    """Cuts long reads, and returns all reads. A read that is longer than `piece` is cut at the
-    offsets in its file that are multiples of `piece`."""
+    """Returns the reads, with long ones divided into pieces. A read that is longer than `piece` is
+    cut at the offsets in its file that are multiples of `piece`."""
     long = reads.length > piece
     if not long.any():
         return reads

@@ -24,8 +24,8 @@ class PackDataset(RecordDataset):
     names : the files' paths, relative to the directory that was packed
 
     path : the tar
-    length : the number of samples in the training's access plan. ConfigError is raised if the pack
-        has a different number
+    length : the number of samples in the training's access plan. If the pack has another number,
+        ConfigError is raised
     join : one read covers two samples if at most this many unwanted bytes lie between them; 'auto'
         measures up to which gap one read is faster than two
     in_flight : the most reads that are under way at once

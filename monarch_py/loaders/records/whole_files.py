@@ -15,9 +15,9 @@ from monarch_py.loaders.records.reads import IN_FLIGHT
 from monarch_py.plan.builders import index_image_folder
 from monarch_py.plan.index import Index
 
-# Every file that is in memory can be read within this time [s]. If the first files of a batch take
-# longer on average, several threads read the remaining files of the batch. A read takes 30 us from
-# a copy in memory, and 200 us from the fastest network file systems.
+# If the first files of a batch take longer than this on average [s], several threads read the
+# remaining files of the batch. Every file that is in memory can be read within this time. A read
+# takes 30 us from a copy in memory, and 200 us from the fastest network file systems.
 SLOW_S = 0.0002
 
 
@@ -49,8 +49,8 @@ class FileDataset:
         return bytes(out)
 
     def read_into(self, samples: Sequence[int], out: Any) -> None:
-        """Reads the samples back to back into a writable buffer. Raises OSError, with the path, for
-        a file that is missing, or whose size differs from its size in the index."""
+        """Reads the samples back to back into a writable buffer. Raises OSError, with the path, if
+        a file is missing, or if its size differs from its size in the index."""
         parts = list(self._parts(samples, memoryview(out).cast("B")))
         began = time.perf_counter()
         for number, (sample, part) in enumerate(parts):

@@ -1,8 +1,8 @@
 """Exchanges data between ranks through the store of torch's process group.
 
-Each rank computes the schedule of its batches itself. `Agreement` checks that all ranks compute
-their schedules from the same inputs. `once` lets one rank do some work for all ranks, for example
-look up the sizes of files.
+Each rank computes the schedule of its batches itself. `Agreement` checks that all ranks use the
+same inputs. `once` lets one rank do some work for all ranks, for example look up the sizes of
+files.
 """
 
 import hashlib
@@ -52,9 +52,9 @@ def _store() -> Any:
 
 def once(name: str, work: Callable[[], bytes]) -> bytes:
     """Returns the result of `work`. The first rank that calls this function does the work, and the
-    other ranks wait for its result. The other ranks do the work themselves if the first rank fails,
-    or if its work takes longer than the store's timeout. Without a process group, each rank does
-    the work itself."""
+    other ranks wait for the result. If the first rank fails, or takes longer than the store's
+    timeout, the other ranks do the work themselves. Without a process group, each rank does the
+    work itself."""
     if (store := _store()) is None:
         return work()
     key = f"monarch/{name}/{_turns[name]}"
@@ -79,9 +79,8 @@ class Agreement:
     first rank that checks puts a digest of its inputs into the group's store. Every other rank
     compares the digest of its own inputs with the stored digest. No rank waits for another.
 
-    Each process numbers its samplers in the order in which it makes them. The samplers of different
-    ranks with the same number are compared. So all ranks must make their samplers in the same
-    order.
+    Each process numbers its samplers in the order in which it makes them. Samplers with the same
+    number are compared, so all ranks must make their samplers in the same order.
     """
 
     def __init__(self) -> None:

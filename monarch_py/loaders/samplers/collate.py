@@ -5,8 +5,8 @@ from typing import Any
 
 
 class AllowEmpty:
-    """A collate function for DataLoader that can also make a batch without samples. An empty batch
-    has the same form as other batches, but its tensors have the length 0.
+    """A collate function for DataLoader that can also make a batch without samples. Such a batch
+    has the form of other batches, but its tensors have the length 0.
 
     example : a sample of the dataset, from which the form of the empty batch is derived
     collate : the collate function for batches with samples; None for torch's default
@@ -29,8 +29,8 @@ def _default() -> Callable[[list[Any]], Any]:
 
 
 def _emptied(one: Any, two: Any) -> Any:
-    """Returns an empty batch that has the form of `one`. The batch is searched for lists and arrays
-    whose lengths in `one` and `two` differ. These have an element for each sample, and are emptied.
+    """Returns the batch `one` without its sample. If a list or an array has different lengths in
+    `one` and in `two`, it has an element for each sample, and is emptied. Everything else is kept.
 
     one, two : a batch of one sample, and a batch of two samples
     """

@@ -38,10 +38,9 @@ class HeldSampler(ScheduledSampler):
     quota : if there are no daemons, how much each node keeps in memory, for example "8GiB"; None if
         daemons keep files
     config : the daemons' configuration file; None for the file that MONARCH_CONFIG names
-    others : further files in the daemons' sources; daemons keep them too
-    holders : the numbers of the nodes that hold each sample, as an array of the shape (samples, the
-        largest number of holders), padded with -1; None to compute the holders. planned.sampler_of
-        passes the holders of a plan
+    others : further files in the daemons' sources, which take up room in the tiers too
+    holders : an array with one row for each sample: the numbers of the nodes that hold the sample,
+        padded with -1; None to compute the holders
     """
 
     # Whether `holders` also names the nodes that hold second copies. Daemons make second copies if
@@ -86,9 +85,9 @@ class HeldSampler(ScheduledSampler):
     def keep(self, dataset: Any) -> KeptDataset:
         """Returns a dataset that reads from `dataset`, and keeps in memory the samples that this
         node holds. Pass the returned dataset to the loader. A kept sample is always returned as it
-        was first read. So do not augment samples randomly in `dataset`: augment the samples that
-        the returned dataset gives. Raises ConfigError for a sampler without a quota, because then
-        daemons keep the files."""
+        was first read. So apply random augmentations to the samples of the returned dataset, not in
+        `dataset`. If the sampler has no quota, daemons keep the files, and ConfigError is
+        raised."""
         if self._sizes is None:
             raise ConfigError(
                 "quota: it is not given, so daemons keep the files and `keep` is not"

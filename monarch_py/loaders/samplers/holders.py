@@ -85,9 +85,9 @@ def _absolute(paths: Sequence[Any]) -> list[str]:
 
 
 def _sizes(paths: Sequence[str]) -> Ints:
-    """Returns the sizes of the files, (paths,) [bytes]. One rank asks the file system, and all
-    ranks with the same paths share the result. The rank uses several threads, because a parallel
-    file system answers many requests at a time."""
+    """Returns the sizes of the files [bytes]. One rank asks the file system, and all ranks with the
+    same paths share the result. The rank uses several threads, because a parallel file system
+    answers many requests at a time."""
 
     def ask(part: Sequence[str]) -> list[int]:
         return [os.stat(path).st_size for path in part]
@@ -119,8 +119,8 @@ def quotas_of(quota: Quota, nodes: int) -> Ints:
 
 
 def given_holders(holders: Any, samples: int) -> Int32s:
-    """Returns the holders that a user has given, as an array of the shape (samples, the largest
-    number of holders). Raises ConfigError if `holders` does not have a row for each sample."""
+    """Returns the holders that a user has given, as an array with one row for each sample. Raises
+    ConfigError if `holders` has another number of rows."""
     found = np.asarray(holders, dtype=np.int32)
     if len(found) != samples:
         raise ConfigError(
@@ -130,8 +130,8 @@ def given_holders(holders: Any, samples: int) -> Int32s:
 
 
 def kept_here(files: Files, nodes: int, quota: Quota) -> Int32s:
-    """Returns the nodes that hold each sample, if there are no daemons and ranks themselves keep
-    samples in memory. The result has the shape (samples, the largest number of holders).
+    """Returns the nodes that hold each sample if there are no daemons, and ranks keep samples in
+    memory. The result has a row of holders for each sample.
 
     quota : how much memory each node has for samples
     """
@@ -142,14 +142,13 @@ def kept_here(files: Files, nodes: int, quota: Quota) -> Int32s:
 def kept_by_daemons(
     files: Files, nodes: int, config: str | Path | None, others: Sequence[str] = (), *, extra: bool
 ) -> Int32s:
-    """Returns the nodes that hold each sample. A node holds a sample if its daemon keeps a copy of
-    the sample's file. The result has the shape (samples, the largest number of holders).
+    """Returns the nodes that hold each sample: a node holds a sample if its daemon keeps a copy of
+    the sample's file. The result has a row of holders for each sample.
 
     nodes : the number of nodes. All nodes must have the same quotas as this node. The number of a
-        node must equal the rank of the node's daemon
+        node must equal the rank of its daemon
     config : the daemons' configuration file; None for the file that MONARCH_CONFIG names
-    others : further files that daemons keep. If not all files fit, these files reduce the room for
-        the dataset
+    others : further files that daemons keep; they may take room from the dataset
     extra : whether nodes with room left hold second copies
     """
     named = config or default_file()
@@ -182,9 +181,9 @@ def kept_by_daemons(
 
 
 def _within_sources(paths: Sequence[str], config: Config, named: str | Path) -> list[str]:
-    """Returns the paths. If a path leads into a source through symbolic links, the path in the
-    source is returned instead. Daemons keep only files in sources. So this function warns if some
-    paths are outside all sources, and raises ConfigError if all paths are."""
+    """Returns the paths. If a path leads into a source through symbolic links, returns the path in
+    the source instead. Warns if some paths are outside all sources, because daemons do not keep
+    such files. Raises ConfigError if all paths are outside."""
     real = cache(os.path.realpath)
     found, outside = [], []
     for path in paths:
@@ -215,9 +214,9 @@ def _is_inside(path: str, config: Config) -> bool:
 
 
 def _keys(paths: Sequence[str], sizes: Ints, config: Config) -> tuple[Uints, Any]:
-    """Returns two arrays, (paths,): the hash of each path in the daemons' catalog, and whether
-    daemons may keep the file. Daemons may keep a file if it fits the patterns and size limits of a
-    source. For other files the hash is 0."""
+    """Returns two arrays with an item for each path: the hash of the path in the daemons' catalog,
+    and whether daemons may keep the file. They may keep it if it fits the patterns and size limits
+    of a source. For other files the hash is 0."""
     keys = np.zeros(len(paths), dtype=np.uint64)
     is_known = np.zeros(len(paths), dtype=bool)
     for number, source in enumerate(config.sources):

@@ -8,9 +8,9 @@ _WORD = (1 << 64) - 1
 
 
 def keyed(seed: int, epoch: int, sample: int) -> np.random.Generator:
-    """Returns a random generator for one sample in one epoch. The generator depends only on the
-    three arguments. So augmentations stay the same if the number of ranks changes, or if samples
-    are assigned to other ranks.
+    """Returns a random generator for one sample in one epoch. It depends only on the three
+    arguments. So augmentations stay the same if samples are assigned to other ranks, or to another
+    number of ranks.
 
     epoch : less than 2**32;  sample : less than 2**32
     """

@@ -6,8 +6,8 @@ from monarch_py.plan.schedule import Deal, EpochSchedule
 
 
 class LocalFirstSampler(HeldSampler):
-    """Assigns the samples of each global batch to nodes that hold them, as far as is possible with
-    batches of equal size (Yang and Cong 2019). HeldSampler describes the arguments."""
+    """Assigns the samples of each global batch to nodes that hold them, as far as batches of equal
+    size allow (Yang and Cong 2019). HeldSampler describes the arguments."""
 
     EXTRA = True
 

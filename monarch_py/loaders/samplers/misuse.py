@@ -3,7 +3,7 @@ divide the samples among the ranks a second time, loaders that deliver batches o
 loaders whose dataset has more or fewer samples than the batch sampler.
 
 A batch sampler is not told which loader uses it. But the loader calls the sampler's `__iter__` or
-`__len__`, so this module looks for the loader among the local variables of the calling function.
+`__len__`. So this module looks for the loader among the local variables of the calling function.
 """
 
 from types import FrameType
@@ -14,9 +14,8 @@ from monarch_py.errors import ConfigError
 # The names of classes of torch and accelerate that divide the items of a sampler among the ranks.
 SHARDING = frozenset({"BatchSamplerShard", "DistributedSampler", "IterableDatasetShard"})
 # The packages that contain the SHARDING classes and DataLoaders. The local variables of a running
-# function are examined only if the function is in one of these packages. Other variables are not
-# examined because of a side effect: before Python 3.13, objects in examined variables stay alive
-# until the function ends.
+# function are examined only if the function is in one of these packages. To examine them has a side
+# effect: before Python 3.13, the objects in them stay alive until the function ends.
 PACKAGES = frozenset(
     {"torch", "torchdata", "accelerate", "transformers", "lightning", "pytorch_lightning"}
 )
@@ -40,9 +39,8 @@ def _twice(who: str) -> ConfigError:
 
 
 def refuse_sampler(files: Any) -> None:
-    """Raises ConfigError if `files` is a sampler. This happens with Lightning, for example: it may
-    construct the batch sampler anew, and pass a sampler of its own as the first argument instead of
-    the files."""
+    """Raises ConfigError if `files` is a sampler. For example, Lightning may construct the batch
+    sampler anew, with a sampler of its own as the first argument instead of the files."""
     if _sharding(files) is not None:
         raise _twice("DistributedSampler")
     if any(each.__name__ == "Sampler" for each in type(files).__mro__):
@@ -66,7 +64,7 @@ def other_length(samples: int, dataset: Any) -> ConfigError | None:
 def found_misuse(frame: FrameType | None, samples: int) -> ConfigError | None:
     """Returns an error if the caller misuses a sampler of `samples` samples; otherwise None. There
     are three misuses: the caller divides the batches among the ranks again; the caller is a
-    DataLoader that delivers batches out of order; the caller's dataset has a different number of
+    DataLoader that delivers batches out of order; the caller's dataset has another number of
     samples.
 
     frame : the caller's stack frame

@@ -22,7 +22,7 @@ def sampler_of(
     nodes that hold them ('split: local_first' or 'split: solar').
 
     plan : a plan.yaml, or the file that `monarch plan make` has made from it
-    part : the name of the part; None for the plan's first part with one of these splits
+    part : the name of the part; None for the first part with one of these splits
     rank : the rank of this process; None to take it from torch.distributed
     """
     loaded = with_holders(read_plan(Path(plan)))

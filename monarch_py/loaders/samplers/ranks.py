@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from monarch_py.errors import ConfigError
 from monarch_py.loaders.samplers.agreement import process_group
 
-# Environment variables that torchrun, srun, Open MPI and MPICH set. Each key names the variable
-# that contains the total number of ranks. The value names the variable that contains the number of
-# ranks on this node. SLURM_NTASKS is not used, because it is also set for a single process in an
-# allocation for several tasks.
+# Environment variables that torchrun, srun, Open MPI and MPICH set: the variable with the total
+# number of ranks -> the variable with the number of ranks on this node. SLURM_NTASKS is not used,
+# because it is also set for a single process in an allocation for several tasks.
 LAUNCHERS = {
     "WORLD_SIZE": "LOCAL_WORLD_SIZE",
     "SLURM_STEP_NUM_TASKS": "SLURM_NTASKS_PER_NODE",
@@ -24,8 +23,8 @@ class Ranks:
 
     rank : the rank of this process;  world_size : the total number of ranks
     per_node : the number of ranks on a node
-    is_found : whether `rank` and `world_size` were detected rather than given by the user. `check`
-        compares detected values with those of the process group
+    is_found : whether `rank` and `world_size` were detected instead of given by the user. If so,
+        `check` compares them with the process group
     """
 
     rank: int
@@ -46,9 +45,9 @@ class Ranks:
     def found(
         cls, rank: int | None = None, world_size: int | None = None, per_node: int | None = None
     ) -> "Ranks":
-        """Returns the ranks that the arguments describe. In place of an argument that is None, the
-        value of torch.distributed or of the launcher is used. Raises ConfigError if a number is
-        impossible or cannot be determined."""
+        """Returns the ranks that the arguments describe. If an argument is None, the value of
+        torch.distributed or of the launcher is used. Raises ConfigError if a number is impossible
+        or cannot be determined."""
         if (rank is None) != (world_size is None):
             raise ConfigError("rank: rank and world_size belong together; give both or neither")
         is_found = rank is None or world_size is None
@@ -65,9 +64,8 @@ class Ranks:
         return cls(rank, world_size, per_node, is_found)
 
     def check(self) -> None:
-        """If `rank` and `world_size` were detected, checks that the process group has the same
-        values. Raises ConfigError if the group has other values, which means that `rank` and
-        `world_size` were detected before the group was made."""
+        """Raises ConfigError if `rank` and `world_size` were detected and the process group has
+        other values. In this case, the values were detected before the group was made."""
         if not self.is_found or (group := process_group()) is None:
             return
         rank, world_size = int(group.get_rank()), int(group.get_world_size())

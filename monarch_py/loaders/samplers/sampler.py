@@ -1,9 +1,9 @@
 """Batch samplers that follow a schedule. A thread computes an epoch's schedule while the previous
 epoch runs.
 
-Every rank computes the schedule itself, in a thread of its process. The computation takes a second
-or two for 19 million samples, and next to nothing for one million. The ranks of a node do not share
-one schedule, because they would need shared memory for it, and would have to wait for each other.
+Every rank computes the schedule itself, in a thread of its process. That takes a second or two for
+19 million samples, and next to nothing for one million. To share one schedule, the ranks of a node
+would need shared memory, and would have to wait for each other.
 """
 
 import logging
@@ -33,11 +33,11 @@ log = logging.getLogger("monarch.loaders")
 class RankEpoch:
     """The batches of one rank in an epoch.
 
-    samples : (accesses,) int32, the samples of all batches, one batch after the other
+    samples : int32, the samples of all batches, one batch after the other
     starts : (steps + 1,) int64, where each batch begins in `samples`
-    sizes : (steps,) the number of samples that the schedule assigns to this rank in each step. If
-        the number is 0 and batches must not be empty, the rank's batch is one sample of another
-        rank. This extra sample is not counted in `sizes`, and has the weight 0
+    sizes : (steps,) how many samples the schedule assigns to this rank in each step. If the number
+        is 0 and batches must not be empty, the rank's batch is one sample of another rank, with the
+        weight 0
     totals : (steps,) the sizes of the global batches
     is_equal : whether all ranks' batches have the same size in each step
     """
@@ -96,19 +96,19 @@ class _Ahead:
 
 
 class ScheduledSampler(ABC):
-    """A batch sampler that yields the batches of one rank. It is passed to DataLoader as
+    """A batch sampler that yields the batches of one rank, for DataLoader's argument
     `batch_sampler`.
 
-    With the same seed and `batch_size`, a global batch has the same samples as with
-    DistributedSampler. The only difference is which rank takes which sample. With `drop_last`, the
-    last samples are left out if they cannot be divided equally among the ranks. A last batch that
-    is not full is left out too. Without `drop_last`, the epoch is padded with samples from its
-    beginning, and the last batch may be smaller.
+    A global batch consists of the batches of all ranks in one step. With the same seed and
+    `batch_size`, it has the same samples as with DistributedSampler, but other ranks may take them.
+    With `drop_last`, the last samples are left out if they cannot be divided equally among the
+    ranks. A last batch that is not full is left out too. Without `drop_last`, the epoch is padded
+    with samples from its beginning, and the last batch may be smaller.
 
     The state in a checkpoint counts global batches. So a training run can continue with the same
-    global batches on another number of ranks. If the new number of ranks does not divide the size
-    of a global batch, the sizes of the ranks' batches differ by one sample. `weight` corrects the
-    loss for this difference.
+    global batches on another number of ranks. If this number does not divide the size of a global
+    batch, the sizes of the ranks' batches differ by one sample. `weight` corrects the loss for this
+    difference.
     """
 
     def __init__(
@@ -163,9 +163,9 @@ class ScheduledSampler(ABC):
     _may_be_empty = False
 
     def _number(self, epoch: int) -> int:
-        """Returns a number n: in `epoch`, this sampler uses the order of samples that
-        DistributedSampler uses in epoch n. By default, n is `epoch` itself. With `epoch_order`,
-        SolarSampler permutes the epochs."""
+        """Returns the epoch of DistributedSampler from which this sampler takes the order of
+        samples for `epoch`. By default, this is `epoch` itself. With `epoch_order`, SolarSampler
+        permutes the epochs."""
         return epoch
 
     # --- a batch sampler ------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class ScheduledSampler(ABC):
 
     def _batches(self, number: int, begin: int, misuse: ConfigError | None) -> Iterator[list[int]]:
         # An error in __iter__ would leave a half-made DataLoader, which would print further errors.
-        # So the error is raised here, when the first batch is asked for.
+        # So the error is raised when the first batch is asked for.
         if misuse is not None:
             raise misuse
         self._compare()
@@ -229,9 +229,8 @@ class ScheduledSampler(ABC):
         return RankEpoch.of(self.schedule(number), self.ranks.rank, may_be_empty=self._may_be_empty)
 
     def _compare(self) -> None:
-        """Checks that this process's rank has not changed. The first call also checks that all
-        ranks compute their batches from the same inputs. Raises ConfigError if one of the checks
-        fails."""
+        """Raises ConfigError if this process's rank has changed. The first call also raises
+        ConfigError if another rank computes its batches from other inputs."""
         self.ranks.check()
         agreement, self._agreement = self._agreement, None
         if agreement is not None:
@@ -262,9 +261,8 @@ class ScheduledSampler(ABC):
     # --- unequal batches ------------------------------------------------------------------------
 
     def weight(self, batch_len: int, step: int | None = None, *, summed: bool = False) -> float:
-        """Returns the factor by which a rank multiplies its loss, so that DDP's mean over the ranks
-        becomes the mean over the global batch. With batches of equal size, the factor is 1 for a
-        mean loss.
+        """Returns the factor for a rank's loss. With this factor, DDP's mean over the ranks becomes
+        the mean over the global batch. With batches of equal size, the factor is 1 for a mean loss.
 
         batch_len : the number of samples in the batch
         step : the batch's step in the epoch; None if `weight` is called once per batch, in order
@@ -285,8 +283,8 @@ class ScheduledSampler(ABC):
         return size * ranks / int(epoch.totals[step])
 
     def _step_of(self, epoch: RankEpoch, batch_len: int) -> int:
-        """Returns the next step whose batch has this length. Earlier batches of other lengths are
-        skipped, because the training has evidently not called `weight` for them."""
+        """Returns the next step whose batch has this length. Skips batches of other lengths,
+        because the training has evidently not called `weight` for them."""
         lengths = np.diff(epoch.starts[self._weighed :])
         found = np.flatnonzero(lengths == batch_len)
         if not len(found):
@@ -303,11 +301,10 @@ class ScheduledSampler(ABC):
     def state_dict(self, done: int | None = None) -> dict[str, Any]:
         """Returns the training's position for a checkpoint: a dict of less than 1 KB.
 
-        done : how many batches the training has used since the beginning of the current epoch; None
-            for the number of batches that the iterator has yielded. With a DataLoader that has
-            workers, give `done`: the workers read batches ahead, so the iterator has yielded more
-            batches than the training has used. StatefulDataLoader counts batches itself and does
-            not need `done`
+        done : how many batches of the current epoch the training has used; None for all that the
+            iterator has yielded. If a DataLoader has workers, give `done`, because the workers take
+            batches from the iterator ahead of the training. StatefulDataLoader does not need
+            `done`: it counts batches itself
         """
         given = max(self._given, self._begin) if done is None else done
         if not 0 <= given <= self._steps():
@@ -317,10 +314,10 @@ class ScheduledSampler(ABC):
         return {**self._at.to_dict(), "done": int(given)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from the position in `state`: the next iteration begins with the batch after
-        the last delivered batch. The state's seed, shuffle, drop_last and global batch size replace
-        the sampler's own values. Only one iteration begins at this position: once it has yielded a
-        batch, the next iteration begins at the epoch's first batch."""
+        """Continues after the last batch that `state` counts as delivered. The state's seed,
+        shuffle, drop_last and global batch size replace the sampler's own values. Only the first
+        iteration that yields a batch begins at this position. The next one begins at the epoch's
+        first batch."""
         self._take(State.from_dict(state, self._at.length))
 
     def _take(self, state: State) -> None:

@@ -24,10 +24,10 @@ class SolarSampler(HeldSampler):
     4.3 of the SOLAR paper).
 
     A sample has at most one holder, which is the same in all epochs. An epoch uses each sample
-    once, and a sample that goes to its holder is not loaded. So each sample with a holder saves the
-    same: one load in each epoch. It does not matter which samples have holders, only how many. A
-    node gets a sample that another node holds only in two cases: if the holder has reached the cap,
-    or if a rank would otherwise have fewer than `least` samples.
+    once, and a sample that goes to its holder is not loaded. So each sample with a holder saves one
+    load in each epoch, and only the number of such samples matters. A node gets a sample that
+    another node holds only in two cases: if the holder has reached the cap, or if a rank would
+    otherwise have fewer than `least` samples.
 
     cap : the largest number of samples of a rank in a step, as a multiple of `batch_size`. A rank
         must have memory for this number of samples
@@ -85,7 +85,7 @@ class SolarSampler(HeldSampler):
     @cached_property
     def _path(self) -> tuple[Ints, int, int]:
         """Three values: the numbers of the epochs in the best order, how many samples the training
-        loads with the usual order of the epochs, and how many it loads with the best order."""
+        loads with the usual order of the epochs, and how many with the best order."""
         at, epochs = self._at, self._at.epochs
         sampler = DistributedSampler(at.length, at.ranks, at.seed, at.shuffle, at.drop_last)
         costs = edge_costs(
@@ -98,9 +98,9 @@ class SolarSampler(HeldSampler):
 
     @property
     def saved(self) -> float:
-        """The share of the usual order's loads that the best order of the epochs saves. The nodes
-        are assumed to keep the samples that they used last. The share is 0 without
-        `epoch_order`."""
+        """The share of loads that the best order of the epochs saves, compared with the usual
+        order; 0 without `epoch_order`. It is computed for nodes that keep the samples that they
+        used last."""
         if not self._at.epochs:
             return 0.0
         _, before, after = self._path

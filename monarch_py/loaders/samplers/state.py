@@ -13,8 +13,8 @@ LEAST = {"epoch": 0, "done": 0, "per_step": 1, "ranks": 1, "length": 1, "epochs"
 
 @dataclass(frozen=True)
 class State:
-    """The position of a training run. The position is counted in global batches, so the run can
-    continue from it on any number of ranks.
+    """The position of a training run, counted in global batches. So the run can continue from it on
+    any number of ranks.
 
     epoch : the current epoch;  done : how many batches of this epoch were delivered
     per_step : the number of samples in a step, on all ranks together

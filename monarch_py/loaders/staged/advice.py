@@ -17,13 +17,13 @@ from monarch_py.loaders.staged.stage import Batch, Counts
 from monarch_py.policies.lobster.preprocessing import PiecewiseLinear
 
 # How much longer an epoch may take than with the best number of workers, as a share. `fewest`
-# returns the smallest number of workers that keeps within this limit.
+# returns the smallest number of workers within this limit.
 TOLERANCE = 0.05
-# The largest number of straight lines in a model: one line for few workers, which do not slow each
-# other down, and one line for more workers.
+# The most straight lines in a function of the model: one line for few workers, which do not slow
+# each other down, and one line for more workers.
 PIECES = 2
-# If a measurement differs from the model by more than this factor, the conditions are assumed to
-# have changed. For example, files were copied, or another job has started.
+# If a measurement differs from the model by more than this factor, the conditions have probably
+# changed. For example, files were copied, or another job has started.
 CHANGED = 1.5
 
 
@@ -95,9 +95,9 @@ class SampleTime:
     def _of(self, lines: PiecewiseLinear, workers: int) -> float:
         if workers > self.counts[-1]:
             return float(lines(workers))
-        # `lines` consists of at most two straight lines. The first one ends somewhere between two
-        # measured numbers of workers, but it is not known where. So the lines are used only at the
-        # measured numbers, and the values in between are interpolated.
+        # `lines` has at most two straight lines. Where the first one ends between two measured
+        # numbers of workers is not known. So the lines are used only at the measured numbers, and
+        # values in between are interpolated.
         return float(np.interp(workers, self.counts, lines(self.counts)))
 
 
@@ -164,7 +164,7 @@ class Advisor:
     most : the largest number of workers
     count : the number of workers for the next epoch
     measured : the times of past epochs. If the times of a new epoch differ too much (CHANGED) from
-        the model of the past times, the past times are dropped
+        what these times predict, these times are dropped
     """
 
     most: int
@@ -205,9 +205,9 @@ class Advisor:
         self.count = fewest(Model.fit(self.measured), batch, step_s, limit)
 
     def _take_over(self) -> None:
-        """Adds the epoch's measurements to `measured`. First compares the epoch's time per sample
-        with the time that the earlier measurements predict. If these two times differ by more than
-        the factor CHANGED in a size class, drops all earlier measurements."""
+        """Adds the epoch's measurements to `measured`. In each size class, first compares the
+        epoch's time per sample with what the earlier measurements predict. If the two differ by
+        more than the factor CHANGED, drops all earlier measurements."""
         for key, now in self._now.items():
             known = {
                 each.workers: sum_ for each, sum_ in self.measured.items() if each.size == key.size

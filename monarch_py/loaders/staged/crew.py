@@ -20,8 +20,8 @@ from monarch_py.util.processes import PROC, Identity
 # While the training waits for a batch, it checks at this interval [s] that its workers still run.
 LOOK_S = 0.5
 # If a worker remains stopped (by SIGSTOP) for longer than this time [s], an error is raised.
-# Shorter stops are allowed: if a user stops or continues a whole job, its processes do not all stop
-# or continue at the same moment.
+# Shorter stops are allowed: if a user stops or continues a whole job, the signal does not reach all
+# processes at the same moment.
 STOPPED_S = 3.0
 # How long [s] workers may take to end before they are killed. A worker may first have to finish a
 # read.
@@ -47,8 +47,7 @@ class Worker:
 class Crew:
     """Worker processes that read batches into the slots of one shared ring.
 
-    method : multiprocessing's start method for the workers, for example "spawn"; None for the
-        default
+    method : multiprocessing's start method for the workers; None for the default
     seed : the seed of the random generators in worker 0; worker n has the seed `seed` + n
     init : a function that each worker calls at its start, with its number
     """

@@ -31,8 +31,8 @@ from monarch_py.loaders.staged.sources import daemon_sources
 from monarch_py.loaders.staged.stage import Batch, Stage
 from monarch_py.loaders.staged.work import Failure, Work
 
-# "auto" starts at most this many workers. If the job may use more processes on the node, the user
-# can give the number of workers instead.
+# "auto" starts at most this many workers. If a node has room for more processes, the user can give
+# the number of workers instead.
 MOST_AUTO_WORKERS = 16
 
 
@@ -45,8 +45,8 @@ class StagedLoader:
     dataset : a dataset with `dataset[i]` or `__getitems__(list)`. Samples are read in place
         (straight into the shared memory) if three conditions are met: there is no collate_fn;
         samples are bytes or arrays; and the class of the dataset defines `read_into(samples, out)`
-        and `sizes` together with `dataset[i]`. A batch that is read in place is one array,
-        (samples, *shape), or a list of byte arrays if samples differ in size
+        and `sizes` together with `dataset[i]`. A batch is then one array of the shape (samples,
+        *shape). If samples differ in size, it is a list of byte arrays
     batch_sampler : an iterable of lists of samples. If its state_dict has an argument `done`, the
         sampler itself continues an epoch from a checkpoint. Otherwise the loader skips the batches
         that were delivered before the checkpoint
@@ -55,16 +55,15 @@ class StagedLoader:
         section 4.1 of the Lobster paper
     copy : True copies each batch to memory of its own, so that the training may keep the batch
     pin_memory : registers the shared memory with CUDA. When the training asks for the next batch,
-        the GPU may still read the previous one. So the previous batch's memory is reused only when
-        the GPU has done all work that is on the current CUDA stream when the training asks
+        work on the current CUDA stream may still read the previous batch. The memory of the
+        previous batch is reused only after this work
     collate_fn : makes a batch of samples, in the worker; None to collate as torch does
-    tensors : True for batches of torch's tensors, False for arrays; None for tensors if torch is
-        installed, otherwise arrays
+    tensors : whether batches have torch's tensors; if not, arrays. None for tensors if torch is
+        installed
     prefetch : the number of batches per worker that are read ahead
     persistent : whether the workers continue to run after an epoch
     max_batch : the largest size that a batch may have: bytes, or a size such as "1GiB". A large
-        limit reserves much address space, but the loader uses only as much memory as its largest
-        batches
+        limit reserves address space, but the loader uses only as much memory as its largest batches
     multiprocessing_context : "fork", "spawn" or "forkserver"; None for Python's default
     worker_init_fn : called in each worker at its start, with the worker's number
 
@@ -149,7 +148,8 @@ class StagedLoader:
 
     def iterate_slots(self) -> Iterator[Batch]:
         """Yields the batches of an epoch as slots of the ring. A slot is valid until the next batch
-        is asked for. If samples are read in place, `bounds` yields their positions in the slot."""
+        is asked for. If samples are read in place, `bounds` yields where each sample lies in the
+        slot."""
         return _Epoch(self, lambda batch: batch)
 
     def begin_epoch(self) -> int:
@@ -185,10 +185,10 @@ class StagedLoader:
         return {"delivered": done, "batch_sampler": sampler.state_dict(done=done)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from a state: the next iteration continues the state's epoch after the last
-        delivered batch. If `set_epoch` sets another epoch before the iteration, this epoch begins
-        at its first batch. If the batch sampler has no epochs and the state was saved at the end of
-        an epoch, the next iteration begins at the first batch."""
+        """Makes the next iteration continue the state's epoch after the last delivered batch. If
+        `set_epoch` sets another epoch before the iteration, that epoch begins at its first batch.
+        If the batch sampler has no epochs and the state was saved at the end of an epoch, the next
+        iteration begins at the first batch."""
         self._epoch += 1
         done = int(state["delivered"])
         sampler: Any = self.batch_sampler
@@ -212,7 +212,7 @@ class StagedLoader:
         waiting_seconds, computing_seconds : how long workers waited for data, and how long they
             computed
         sources : counts that show how much came from the source. If the dataset has a method
-            `sources`, as KeptDataset has, the result of this method; otherwise the counts of the
+            `sources`, as KeptDataset has, they are its result; otherwise they are the counts of the
             node's daemon (daemon_sources)
         """
         counts = self._stage.counts

@@ -26,10 +26,10 @@ from monarch_py.loaders.staged.work import Failure, Work
 # The numbers of workers that are measured, in this order. Measuring ends early if more workers do
 # not help. For numbers in between, the model interpolates.
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-# After four numbers of workers, measuring ends when the speed is less than GAIN times the speed of
-# two steps earlier in COUNTS. Four numbers are needed, because the model has two straight lines,
-# and each line needs two points. If all samples are of one size class, measuring may end earlier:
-# when batches are read more than twice as fast as the training uses them.
+# Measuring ends when the speed is less than GAIN times the speed of two steps earlier in COUNTS.
+# But at least four numbers of workers are measured, because the model has two straight lines, and
+# each line needs two points. If all samples are of one size class, measuring also ends when batches
+# are read more than twice as fast as the training uses them.
 GAIN = 1.03
 # LEAST_BATCHES: the least number of batches per worker in a measurement.
 # FIRST_BATCHES: the number of batches per worker that are read before the measurement, to warm up.
@@ -45,8 +45,7 @@ class Advice:
 
     workers : the smallest number of workers with which an epoch takes at most 5 % longer than with
         the best number of workers
-    is_enough : whether these workers read batches as fast as the training uses them, or at most 5 %
-        slower
+    is_enough : whether these workers are at most 5 % slower than the training
     model : the model, fitted to the measurements;  samples : the number of samples in an epoch
     batch : the number of samples in a batch
     step_s : how long the training computes for a batch [s]
@@ -77,14 +76,13 @@ def advise(
     method: str | None = None,
 ) -> Advice:
     """Measures how fast workers read the dataset's samples, and computes how many workers a
-    training run needs. Samples are read in random order. A sample is read a second time only after
-    all samples were read.
+    training run needs. Samples are read in random order. A sample is read again
+    only after all samples of about its size were read.
 
     batch : the number of samples in a batch
     step_s : how long the training computes for a batch [s]
     most : the most workers that are tried;  seconds : how long each number of workers is measured
-    collate_fn : the function that makes a batch from samples, as in the training's loader; None for
-        the default
+    collate_fn : makes a batch from samples, as in the training's loader; None for the default
     method : how workers are started: "fork", "spawn" or "forkserver"; None for Python's default
     """
     if batch < 1 or most < 1 or step_s < 0 or seconds <= 0:
@@ -139,8 +137,8 @@ class _Measuring:
     def until_enough(self, most: int, step_s: float) -> Iterator[tuple[int, Sum]]:
         """Yields pairs: a number of workers, and the times that were measured with this number. The
         numbers first rise, until more workers do not help or are not needed. Then the same numbers
-        are measured again in falling order. So if the load of other programs changes slowly, it
-        affects all numbers about equally."""
+        are measured again in falling order. So a slow change in the load of other programs affects
+        all numbers about equally."""
         rates: list[float] = []
         for count in [each for each in COUNTS if each <= most]:
             found = self._with(count)

@@ -8,9 +8,9 @@
         for images, labels in NoPFSDataLoader(dataset):
             ...
 
-The seed determines in advance which samples each rank will read, and in which order. NoPFS uses
-this order to decide which node keeps which samples. In Monarch, the daemons or LocalFirstSampler
-decide which node keeps which samples.
+The seed determines in advance which samples each rank reads, and in which order. From this order,
+NoPFS decides which node keeps which samples. In Monarch, the daemons or LocalFirstSampler decide
+this.
 """
 
 import io
@@ -244,7 +244,7 @@ def _decode(content: Any) -> Any:
 
 class NoPFSDataLoader:
     """Batches of a job's images, decoded and transformed by the workers. Each iteration is the
-    job's next epoch. The job counts the epochs of all its loaders together.
+    job's next epoch; all loaders of a job count its epochs together.
 
     settings : further arguments of StagedLoader, such as collate_fn or pin_memory
     """

@@ -40,8 +40,8 @@ class Pinned:
 
     def passed_on(self) -> None:
         """Call this method when the training asks for the next batch. Copies of the previous batch
-        to the GPU may still be queued on the current CUDA stream. So this method records an event,
-        which occurs when these copies have ended."""
+        to the GPU may still be queued on the current CUDA stream. So this method records an event
+        that occurs when these copies have ended, for `may_reuse`."""
         if self._torch is not None and self._given is not None:
             event = self._torch.cuda.Event()
             event.record()

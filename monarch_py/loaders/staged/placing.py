@@ -45,9 +45,9 @@ class Placed:
 
 
 def collate(samples: Sequence[Any]) -> Any:
-    """Returns the batch that torch's default_collate would make of the samples, except that arrays
-    are not stacked yet. Instead, the batch contains a Stack of arrays, which `place` later stacks
-    in the slot. Raises ConfigError if default_collate makes no batch of such samples."""
+    """Returns the batch that torch's default_collate would make of the samples, but with a Stack in
+    place of each stacked array. `place` later stacks the arrays in the slot. Raises ConfigError if
+    default_collate makes no batch of such samples."""
     if not samples:
         return []
     first = samples[0]
@@ -93,14 +93,14 @@ def place(batch: Any, slot: Bytes, *, by_default: bool) -> tuple[Any, int]:
     MonarchError if the slot is too small.
 
     by_default : True if `collate` has made the batch, False if a function of the user has. If True,
-        arrays are marked as tensors, because torch's default_collate would return tensors
+        arrays are marked as tensors, as torch's default_collate would return them
     """
     placing = _Placing(slot, by_default)
     return _mapped(batch, placing.leaf), placing.used
 
 
 def take(tree: Any, slot: Bytes, *, tensors: bool) -> Any:
-    """Returns the batch that `place` has written. The batch's arrays are views of the slot.
+    """Returns the batch that `place` has written, with views of the slot as its arrays.
 
     tensors : whether arrays that are marked as tensors become torch's tensors, if torch has their
         dtype

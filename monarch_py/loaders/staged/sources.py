@@ -8,8 +8,8 @@ from monarch_py.util.launcher import with_rank
 
 
 def daemon_sources() -> dict[str, int]:
-    """Returns what the daemon of this process's configuration has counted since its start, for all
-    programs: how many opens of files found copies (`copies`), how many went to the source
+    """Returns counts of the daemon of this process's configuration, since the daemon's start and
+    for all programs: how many opens of files found copies (`copies`), how many went to the source
     (`source`), and how many bytes other nodes sent (`bytes_from_peers`). Returns an empty dict if
     the daemon does not run."""
     configuration = default_file()

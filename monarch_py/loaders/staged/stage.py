@@ -11,8 +11,8 @@ from monarch_py.loaders.memory.ring import Ring
 from monarch_py.loaders.staged.crew import Crew
 from monarch_py.loaders.staged.work import Clock, Done, Failure, Times, Work
 
-# While all slots are in use, the training checks at this interval [s] whether a slot is free again,
-# because the copy of its batch to a GPU has ended.
+# While all slots are in use, the training checks at this interval [s] whether the copy of a batch
+# to a GPU has ended. Then the slot of this batch is free.
 BUSY_S = 0.0005
 
 
@@ -65,8 +65,8 @@ class BatchesAhead:
     batches : the batches that have not been requested from workers yet
     has_more : whether `batches` may yield another batch
     order : the numbers of the tasks whose batches were not delivered yet, in the order of delivery.
-        If a worker answers a task that is not in `order`, the task belongs to an epoch that the
-        training has left early. Then the answer is dropped, and the task's slot becomes free
+        A task that is not in `order` belongs to an epoch that the training has left early. When a
+        worker answers such a task, the answer is dropped, and the task's slot becomes free
     """
 
     batches: Iterator[Sequence[Any]] = field(default_factory=lambda: iter(()))
@@ -124,9 +124,9 @@ class Stage:
             self._ask()
 
     def next(self) -> Batch:
-        """Returns the next batch. Its tree is a Failure if reading the batch has failed. Raises
-        StopIteration at the end of the epoch. Raises MonarchError if a worker was lost; this also
-        ends the epoch."""
+        """Returns the next batch. If reading the batch has failed, its tree is a Failure. Raises
+        StopIteration at the end of the epoch. If a worker was lost, raises MonarchError, and the
+        epoch ends."""
         self._give_back()
         if not self.workers:
             return self._read_here()
@@ -229,8 +229,7 @@ class Stage:
 
     def _drop(self, task: int) -> bool:
         """Frees the slot of a task of an earlier epoch, after the task was answered. Always returns
-        False: in `begin`, the result is the condition by which a dict comprehension omits the
-        task's answer."""
+        False: in `begin`, this makes a dict comprehension omit the task's answer."""
         self._free.append(self._asked.pop(task)[0])
         return False
 

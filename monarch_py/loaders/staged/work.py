@@ -21,9 +21,9 @@ from monarch_py.loaders.memory.ring import Ring
 from monarch_py.loaders.staged.placing import check_room, collate, emptied, place
 from monarch_py.util.processes import Identity
 
-# An idle worker checks at this interval [s] that the training still runs. Usually the kernel closes
-# the pipe when the training ends, so that the worker notices the end at once. But other children of
-# the training may keep the pipe open.
+# An idle worker checks at this interval [s] that the training still runs. Usually the pipe is
+# closed when the training ends, and the worker notices this at once. But other children of the
+# training may keep the pipe open.
 ORPHAN_S = 1.0
 
 
@@ -31,8 +31,8 @@ ORPHAN_S = 1.0
 class Work:
     """What a worker needs to read batches. If workers are not forked, all fields must be picklable.
 
-    sizes : (samples,), the samples' sizes [bytes], if `dataset.read_into` reads batches straight
-        into slots (in place); else None
+    sizes : the samples' sizes [bytes] if `dataset.read_into` reads batches straight into slots (in
+        place); else None
     collate_fn : makes a batch of samples; None for placing.collate
     """
 
@@ -125,9 +125,8 @@ class Failure:
         return cls(error, text)
 
     def raise_in_training(self, where: str) -> None:
-        """Raises the exception. If a worker raised the exception, the exception's cause shows the
-        worker's traceback. A StopIteration would end the epoch, so it becomes a RuntimeError, as in
-        a generator."""
+        """Raises the exception. If a worker raised it, its cause shows the worker's traceback. A
+        StopIteration would end the epoch, so it becomes a RuntimeError, as in a generator."""
         error = self.error or RuntimeError(self.text.strip().splitlines()[-1])
         if isinstance(error, StopIteration):
             error = RuntimeError("the dataset has raised StopIteration")
@@ -170,8 +169,8 @@ class Start:
 
 def run(start: Start, link: Connection, inherited: Sequence[Connection]) -> None:
     """Runs a worker: performs tasks until the training sends None or the pipe is closed. A task
-    consists of three values: its number, the slot to fill, and the result of Ring.write_numbers.
-    With this result, Ring.read_numbers returns the samples' numbers.
+    consists of three values: its number, the slot to fill, and what Ring.write_numbers returned.
+    From the third value, Ring.read_numbers gets the samples' numbers.
 
     inherited : the training's ends of the workers' pipes, which a forked worker inherits and must
         close
