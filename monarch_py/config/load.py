@@ -358,7 +358,8 @@ def _refuse_inside(inner: _Place, outer: _Place, what: str, hint: str) -> None:
 
 
 def _where(spot: Spot, seen_from: Spot) -> str:
-    """Returns the position `spot` as text, for a message about the position `seen_from`. The text
-    names the line. If the two positions are in different files, it names the file too."""
+    """Returns the position `spot` as text, for a message about the position `seen_from`. If both
+    are in the same file, the text names only the line. Otherwise the text also names the
+    document."""
     is_same = spot.line and spot.document is seen_from.document
     return f"line {spot.line}" if is_same else str(replace(spot, key=""))

@@ -75,8 +75,8 @@ def _expression(parts: Iterator[str], numbers: Iterator[int]) -> str:
     parts : the glob's steps, as `_parts` yields them
     """
     # Each `**` and each `**/` of the glob begins a new block. A block is a list of pairs. A pair is
-    # a star and the expression of the text up to the next star. The first pair has an empty star,
-    # for the text before the first star.
+    # a star and the regular expression of the text up to the next star. The first pair has an empty
+    # star, for the text before the first star.
     blocks = [[("", "")]]
     for part in parts:
         if part in (_DEEP, _DIRECTORIES):

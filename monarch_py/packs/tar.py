@@ -233,9 +233,9 @@ def _closed(found: os.stat_result, group: int) -> int:
 
 
 def _write(root: Path, stream: BinaryIO) -> tuple[list[Member], list[str]]:
-    """Writes all files below `root` into a tar. Only users who may read all of these files get
-    permission to read the tar. Returns the members, and the names of the files that are left out
-    because they changed during the call."""
+    """Writes all files below `root` into a tar. The tar is readable only for users who may read all
+    of these files. Returns the members, and the names of the files that are left out because they
+    changed during the call."""
     members, changed = [], []
     own = os.fstat(stream.fileno())
     mode = stat.S_IMODE(own.st_mode)

@@ -47,7 +47,8 @@ class Ring:
     Process.
 
     slots : the number of slots
-    slot_bytes : the size of the largest batch [bytes]; the attribute is rounded up to whole pages
+    slot_bytes : the size of the largest batch [bytes]; the attribute `slot_bytes` is rounded up to
+        whole pages
     """
 
     def __init__(self, slots: int, slot_bytes: int) -> None:

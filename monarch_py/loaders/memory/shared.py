@@ -147,8 +147,8 @@ def _locked(path: Path) -> Iterator[int]:
                 return
         finally:
             # Unlock explicitly. If a child was forked while this process had the lock, the child's
-            # copy of the descriptor shares the lock, and closing this descriptor would not release
-            # it.
+            # copy of the descriptor shares the lock. Then closing this descriptor does not release
+            # the lock.
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 

@@ -387,7 +387,7 @@ def crossing(seconds: float, size: int, longer: float, more: int, in_flight: int
 
     A request takes a latency, plus a time for each byte. Because `in_flight` requests wait at the
     same time, one more request adds only `latency / in_flight`. So a gap is worth reading if its
-    bytes take no longer than this.
+    bytes take no longer than `latency / in_flight`.
 
     seconds, longer : how long reads of `size` and of `more` bytes took [s]
     """

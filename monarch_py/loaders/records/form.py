@@ -47,8 +47,9 @@ def form_of(dataset: Any) -> Form | None:
 
 def _reads_what_it_gives(cls: type) -> bool:
     """Whether `read_into` reads the bytes that `dataset[i]` returns. Returns False if a derived
-    class overrides only `dataset[i]`, or if a class forwards `read_into` to another dataset.
-    Comparing one sample would not be enough, because `dataset[i]` may change only some samples."""
+    class overrides only `dataset[i]`, or if a class forwards `read_into` to another dataset. In
+    these cases, `dataset[i]` may change some samples, so comparing one sample would not be
+    enough."""
     for each in cls.__mro__:
         if "read_into" in vars(each):
             return True

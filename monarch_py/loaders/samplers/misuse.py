@@ -14,8 +14,8 @@ from monarch_py.errors import ConfigError
 # The names of classes of torch and accelerate that divide the items of a sampler among the ranks.
 SHARDING = frozenset({"BatchSamplerShard", "DistributedSampler", "IterableDatasetShard"})
 # The packages that contain the SHARDING classes and DataLoaders. The local variables of a running
-# function are examined only if the function is in one of these packages. To examine them has a side
-# effect: before Python 3.13, the objects in them stay alive until the function ends.
+# function are examined only if the function is in one of these packages. Examining variables has a
+# side effect: before Python 3.13, their objects stay alive until the function ends.
 PACKAGES = frozenset(
     {"torch", "torchdata", "accelerate", "transformers", "lightning", "pytorch_lightning"}
 )

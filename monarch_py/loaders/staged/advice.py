@@ -19,8 +19,8 @@ from monarch_py.policies.lobster.preprocessing import PiecewiseLinear
 # How much longer an epoch may take than with the best number of workers, as a share. `fewest`
 # returns the smallest number of workers within this limit.
 TOLERANCE = 0.05
-# The most straight lines in a function of the model: one line for few workers, which do not slow
-# each other down, and one line for more workers.
+# The largest number of straight lines in a function of the model: one line for few workers, which
+# do not slow each other down, and one line for more workers.
 PIECES = 2
 # If a measurement differs from the model by more than this factor, the conditions have probably
 # changed. For example, files were copied, or another job has started.

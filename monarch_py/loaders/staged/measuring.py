@@ -45,7 +45,7 @@ class Advice:
 
     workers : the smallest number of workers with which an epoch takes at most 5 % longer than with
         the best number of workers
-    is_enough : whether these workers are at most 5 % slower than the training
+    is_enough : whether these workers read batches at most 5 % slower than the training uses them
     model : the model, fitted to the measurements;  samples : the number of samples in an epoch
     batch : the number of samples in a batch
     step_s : how long the training computes for a batch [s]

@@ -124,9 +124,9 @@ class Stage:
             self._ask()
 
     def next(self) -> Batch:
-        """Returns the next batch. If reading the batch has failed, its tree is a Failure. Raises
-        StopIteration at the end of the epoch. If a worker was lost, raises MonarchError, and the
-        epoch ends."""
+        """Returns the next batch. If reading the batch has failed, the batch's tree is a Failure.
+        Raises StopIteration at the end of the epoch. If a worker was lost, raises MonarchError, and
+        the epoch ends."""
         self._give_back()
         if not self.workers:
             return self._read_here()
