@@ -73,7 +73,7 @@ class Speeds:
         )
 
     def load_seconds(self, sizes: Floats, rate: float) -> Floats:
-        """Returns the time to fetch each file at `rate`, and to write it, (files,) [s]."""
+        """Returns an array (files,): the time to fetch each file at `rate` and to write it [s]."""
         return sizes / self.write + sizes / rate
 
 

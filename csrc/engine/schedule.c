@@ -107,8 +107,8 @@ static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
     }
     p->taken[reader->place] = demand;
     /* If the unit is already filled, answer the demand here. The thread that filled the unit
-     * answered the demands of that time, but this demand may be newer. If the unit's number is too
-     * large, answer the demand too, because no thread fills such a unit. */
+     * answered the demands that it saw then, but this demand may be newer. Also answer the demand
+     * if the unit's number is too large, because no thread fills such a unit. */
     if (unit >= f->units || unit >= MONARCH_FILL_UNITS ||
         __atomic_load_n(&f->map->done[unit / 64], __ATOMIC_SEQ_CST) >> (unit % 64) & 1)
         monarch_answer(p->shared.clients, f->job->result.id, unit, 1);

@@ -98,7 +98,7 @@ static int is_current(const struct walk *w, int64_t id) {
 }
 
 /* Returns whether w->text, the path walked so far, ends in a directory and not in a link. A `..`
- * may remove a directory from the text, but not a link, which may lead to another place. */
+ * can be resolved in the text only after a directory: a link may lead to another directory. */
 static int is_real_directory(struct walk *w) {
     const char *rel;
     struct stat st;

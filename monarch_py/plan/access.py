@@ -97,8 +97,8 @@ def next_uses(timeline: Timeline, node: int) -> Iterator[tuple[Section, Position
 
     Yields a pair (section, positions) for each section of the timeline, the last section first.
     `positions` is int64, with one element for each access of the node in the section. An element is
-    NEVER if the unit is not accessed again, or if the element stands for NONE (no access). Raises
-    ConfigError if there is no such node.
+    NEVER if the unit is not accessed again, or if the section has NONE (no access) at its
+    place. Raises ConfigError if there is no such node.
     """
     _check_node(timeline, node)
     later = np.full(timeline.units, NEVER, dtype=np.int64)

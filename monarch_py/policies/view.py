@@ -141,8 +141,8 @@ class When(Enum):
 
     # Before training: no node trains until all copies are made.
     BEFORE = "before"
-    # During training: the threads of each storage class make the copies in this class, in the order
-    # of the rows of Copies.
+    # During training: the threads of each storage class make the copies that the class keeps, in
+    # the order of the rows of Copies.
     BESIDE = "beside"
     # When the node first reads the file: the node then keeps the file's content as the copy.
     ON_USE = "on_use"

@@ -160,8 +160,8 @@ static void take_again(const struct saved_locks *h, int kept) {
     for (unsigned i = 0; i < h->count; i++) {
         const struct range *r = &h->range[i];
         /* A read lock can be taken through any readable descriptor of the file, such as `kept`. A
-         * write lock needs a writable descriptor. Only the program has one (r->fd). By now, r->fd
-         * may refer to another file, so is_same checks it. */
+         * write lock needs a writable descriptor. The library has none, but the program has r->fd.
+         * By now, r->fd may refer to another file, so is_same checks it. */
         int fd = r->lock.l_type == F_RDLCK && kept >= 0 ? kept : r->fd;
         if (is_same(h, fd))
             sys_fcntl(fd, F_SETLK, (long)&r->lock);

@@ -1,7 +1,8 @@
 /* Handles paths that lie outside every source but lead into a source through a link.
  *
  * Examples: ~/data -> /pfs/imagenet, or a directory full of links to single files. Each process
- * has a small table, which stores where the directories lead that the process has used. The table
+ * has a small table of the directories that the process has used. For each directory, the table
+ * stores where it leads. The table
  * contains only hints: before the library serves a copy, it checks the hint by a system call. So
  * hints may be outdated or lost, and the table needs no lock. */
 #pragma once

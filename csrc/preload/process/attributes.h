@@ -11,8 +11,8 @@
  * page takes up memory once the process writes to it. */
 #define SELDOM __attribute__((section(".bss.seldom")))
 
-/* Makes the compiler keep the later checks whether `pointer` is NULL. If libc's headers declare
- * that the pointer is never NULL, the compiler would otherwise remove these checks. */
+/* Makes the compiler keep the code below that compares `pointer` with NULL. If libc's headers
+ * declare that the pointer is never NULL, the compiler would otherwise remove this code. */
 #define MAYBE_NULL(pointer) __asm__("" : "+r"(pointer))
 
 #define PUBLIC __attribute__((visibility("default")))

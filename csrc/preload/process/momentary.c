@@ -7,8 +7,8 @@
  * source does not answer. */
 #define FORK_NS 20000000ULL
 /* Longest time [ns] for which a fork keeps other threads from opening a momentary descriptor. The
- * kernel copies a process's descriptors in much less time. If a fork takes longer, a signal
- * handler has probably jumped out of the library's code. */
+ * kernel copies a process's descriptors in much less time. If the end of a fork is not noted
+ * within this time, a signal handler has probably jumped out of the library's code. */
 #define FORKING_NS 100000000ULL
 
 /* Atomic. open_now: number of threads that have a momentary descriptor open, or are about to open

@@ -56,7 +56,7 @@ class FailedFills:
 
     @property
     def holds_up(self) -> bool:
-        """Whether so many fills must be retried that no files should be filled in advance now."""
+        """Whether fills ahead must wait, because fills that have failed must be retried first."""
         return len(self) > 0 or len(self._changed) > LOOKS
 
     @property
