@@ -2,9 +2,8 @@
  *
  * Examples: ~/data -> /pfs/imagenet, or a directory full of links to single files. Each process
  * has a small table of the directories that the process has used. For each directory, the table
- * stores where it leads. The table
- * contains only hints: before the library serves a copy, it checks the hint by a system call. So
- * hints may be outdated or lost, and the table needs no lock. */
+ * stores where it leads. The table contains only hints: before the library serves a copy, it checks
+ * the hint by a system call. So hints may be outdated or lost, and the table needs no lock. */
 #pragma once
 
 #include <sys/stat.h>
