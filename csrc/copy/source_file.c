@@ -202,9 +202,9 @@ void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone)
 #define DIRECT_ROUND 4096
 
 /* Returns whether this read of `n` bytes may use O_DIRECT. It must read a whole file of one unit
- * and of at least DIRECT_BYTES, which is not in use. Programs may be reading a file of several
- * units at the same time. A file in use may already be in the page cache. Such files are read
- * through the page cache. */
+ * and of at least DIRECT_BYTES, which is not in use. All other files are read through the page
+ * cache: a file in use may be in it already, and programs may read a file of several units while
+ * the fill reads it. */
 static int may_read_directly(const struct fill *f, uint64_t n) {
     const struct job *job = f->job;
     return f->units == 1 && n == job->entry.size && n >= DIRECT_BYTES && !job->result.in_use;

@@ -184,8 +184,8 @@ static struct fill *next_fill(const struct pool *p, enum monarch_origin origin,
 }
 
 /* Finds a unit that no reader has asked for yet, in a file for which a reader has waited. That
- * reader will soon want the file's next units. Such files are served in rotation, one unit at a
- * time. */
+ * reader will soon want the file's next units. The files for which readers have waited are
+ * served in rotation, one unit at a time. */
 static int find_ahead(struct pool *p, enum monarch_origin origin, struct work *w) {
     for (struct fill *first = NULL, *f; (f = next_fill(p, origin, &first));) {
         uint64_t unit = unit_ahead(f);

@@ -44,8 +44,8 @@
 #define EVERYTHING (MONARCH_DOES_ALL | MONARCH_READS_AHEAD)
 
 /* Returns whether to wake the daemon for this result. If the daemon was woken and has not taken its
- * results yet, it will take this result too. If the engine has published the copy, the result is
- * not urgent. Such results accumulate, so that one iteration of the daemon's loop handles many
+ * results yet, it will take this result too. The result of a published copy is not urgent. The
+ * results of published copies accumulate, so that one iteration of the daemon's loop handles many
  * files. */
 static int rings_for(const struct pool *p, const struct job *job) {
     if (p->rung)
@@ -169,7 +169,7 @@ static __thread struct worker *me;
 static void begin(struct pool *p, struct job *job, char *buffer, int depth);
 
 /* Serves waiting readers in the middle of other work. For a reader, this thread may begin another
- * fill, which it may interrupt again for other readers. Such fills are nested at most DEEPEST
+ * fill, and may interrupt that fill for other readers. Fills interrupt each other at most DEEPEST
  * levels deep. */
 #define DEEPEST 2
 static void serve_demands(struct pool *p, char *buffer, int depth) {

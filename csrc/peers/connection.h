@@ -18,7 +18,7 @@ enum monarch_peer_state {
     MONARCH_PEER_ENDING,  /* the last frame is being sent */
 };
 
-/* What a connection must do, or wait for, before it can continue. */
+/* The next step of a connection, or the event for which it must wait first. */
 enum monarch_peer_io_state {
     MONARCH_PEER_GO, /* the connection can continue at once */
     /* the connection could continue, but other connections should be served first */

@@ -182,8 +182,8 @@ static uint64_t confinement(void) {
  * library was loaded. The daemon would inherit the new ones, and would be of little use to other
  * processes.
  *
- * The result is 0 if the process is pid 1 or a subreaper. Such a process adopts orphans, so it
- * would become the daemon's parent. The program's wait() would then report the daemon.
+ * The result is 0 if the process is pid 1 or a subreaper. Pid 1 and subreapers adopt orphans, so
+ * the process would become the daemon's parent. The program's wait() would then report the daemon.
  *
  * The result is 0 if the process has called unshare(CLONE_NEWPID). The intermediate process
  * (launch.c) would be the first process of the new namespace. Its end would kill all other
@@ -468,7 +468,7 @@ int monarch_autostart_init(const char *config, const struct session *s) {
     __atomic_store_n(&monarch_autostart, 1, __ATOMIC_RELAXED);
     read_wish(plan);
     /* has_record also finds a record for another setting, or for an earlier version of the
-     * configuration. Such a record does not show that the user has requested autostart. */
+     * configuration. A record of this kind does not show that the user wants autostart. */
     if (plan->wish == MONARCH_WISH_UNKNOWN && !is_asked && !may_be_wished(config))
         monarch_autostart = 0;
     if (s && monarch_autostart && needs_starter(plan, s))

@@ -13,7 +13,7 @@
 
 /* A Bloom filter of the files with locks (two bits per file). Its size is fixed, and bits are never
  * cleared. So the filter may also report a file without locks: rarely, or often if the process
- * locks thousands of files. Such a report only costs time. */
+ * locks thousands of files. A wrong report only costs time. */
 #define LOCKED_BITS 8192
 static uint64_t locked[LOCKED_BITS / 64] SELDOM;
 

@@ -252,8 +252,8 @@ void monarch_track_share_all(void) {
 
 /* --- pinning ---------------------------------------------------------------------------------- */
 
-/* Returns whether the descriptor is never promoted (made to refer to the copy). Such a descriptor
- * need not be pinned. */
+/* Returns whether the descriptor is never promoted (made to refer to the copy). If so, it need not
+ * be pinned. */
 static int is_kept(uint64_t w) { return (w & (TRACK_OFFSET | TRACK_SHARED)) != 0; }
 
 int monarch_track_pin(int fd, uint64_t expected, struct monarch_pin *pin) {

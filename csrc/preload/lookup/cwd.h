@@ -17,8 +17,8 @@
 enum { MONARCH_CWD_UNKNOWN, MONARCH_CWD_FAR, MONARCH_CWD_NEAR };
 
 /* Returns whether the path has no `..` and is relative to a working directory that is far from
- * every source. Such a path leads into a source only if one of its components is a link. Nearly
- * all relative paths of programs are of this kind. */
+ * every source. A path of this kind leads into a source only if one of its components is a link.
+ * Nearly all relative paths of programs are of this kind. */
 static inline int monarch_is_far(int dir, const char *path) {
     return path[0] != '/' && dir == AT_FDCWD &&
            (__atomic_load_n(&monarch_cwd_is, __ATOMIC_ACQUIRE) & 3) == MONARCH_CWD_FAR &&

@@ -13,8 +13,8 @@
 #include "preload/process/attributes.h"
 
 /* If a thread has waited this long [ns] for the lock, the process gives up the lock: no thread
- * takes it again. Such a wait has only one possible cause: a child of vfork was killed while it
- * held the lock. */
+ * takes it again. A wait that long has only one possible cause: a child of vfork was killed while
+ * it held the lock. */
 #define LOCK_NS 1000000000ULL
 #define NAP_NS 50000L
 

@@ -1,8 +1,8 @@
 /* Keeps forked children from inheriting the descriptors that the library opens for a single call.
  *
- * Such a descriptor is called momentary. Before a thread opens a momentary descriptor, it waits
- * while another thread forks. Before a thread forks, it waits until all momentary descriptors are
- * closed. Both waits have a short limit. */
+ * A descriptor that is open only during one call is called momentary. Before a thread opens a
+ * momentary descriptor, it waits while another thread forks. Before a thread forks, it waits until
+ * all momentary descriptors are closed. Both waits have a short limit. */
 #pragma once
 
 /* Call monarch_momentary_begin before a momentary descriptor is opened. It waits while another
