@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,34 @@ def test_every_sampler_can_be_stored(tmp_path: Path) -> None:
         again = Plan.load(tmp_path / "p.npz").parts[0].loader
         assert type(again.sampler) is type(sampler)
         assert np.array_equal(again.ranks(0), part.loader.ranks(0))
+
+
+@pytest.mark.parametrize(
+    ("written", "stored", "workers"),
+    [
+        ("monarch plan 1", 0, None),
+        ("monarch plan 1", 4, 4),
+        ("monarch plan 2", 0, 0),
+        ("monarch plan 2", None, None),
+    ],
+)
+def test_the_number_of_workers_in_each_format(
+    tmp_path: Path, written: str, stored: int | None, workers: int | None
+) -> None:
+    """In the first format, 0 workers mean that the number is unknown. The second format stores null
+    for that, and 0 if the training process reads the files itself."""
+    path = tmp_path / "p.npz"
+    two_parts().save(path)
+    with np.load(path) as file:
+        arrays = dict(file)
+    text = json.loads(arrays["plan"].tobytes())
+    assert text["format"] == "monarch plan 2"
+    text["format"] = written
+    for part in text["parts"]:
+        part["loader"]["workers"] = stored
+    arrays["plan"] = np.frombuffer(json.dumps(text).encode(), dtype=np.uint8)
+    np.savez(path, **arrays)
+    assert [part.loader.workers for part in Plan.load(path).parts] == [workers, workers]
 
 
 def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
